@@ -1,0 +1,32 @@
+# Every target creates the environment in .venv first, if it is not there.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup reproduce test lint type format clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+reproduce: setup
+	$(BIN)/python -m hyla.demo
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,206 @@
+"""The attention family of "Attention as a Hypernetwork", behind one function: `attend`.
+
+Shapes as in `reference`: B leading axes, Q queries, K keys, H heads, D and V head sizes.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyla.attention import reference
+from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind
+from hyla.errors import bad_value
+
+__all__ = ["ACTIVATIONS", "KINDS", "Kind", "attend", "latent_codes"]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    kind: str | Kind = "hyla",
+    activation: str = "relu",
+    causal: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+    deep: Tensor | None = None,
+    scale: float | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Multi-head attention of any kind: makes the latent code, applies the value network.
+
+    q: `[batch, queries, heads, size]`, k and v: `[batch, keys, heads, size]`. There may be more
+        leading axes (a population, say), the same in all three; v may have a size of its own.
+    kind: a name of `KINDS`, or a `Kind`. activation: its nonlinearity, if it has one.
+    causal: a query sees the keys up to its own position; the last query stands at the last key.
+    mask: boolean, True = attend, broadcastable to `[batch, heads, queries, keys]`.
+    lengths: integers `[batch]`; only the first `lengths[b]` keys of sequence b take part.
+    bias: added to the scaled scores, broadcastable like the mask; -inf masks the pair.
+    deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
+        with a population, `[members, 1, heads, size, size]`.
+    scale: of the scores, 1 / sqrt(size) by default. eps: under the root of RMSHead.
+
+    A masked pair contributes nothing, for every kind; a query without any key gets 0.
+
+    >>> q = k = v = torch.randn(2, 5, 3, 4)
+    >>> attend(q, k, v, kind="hyla", causal=True).shape
+    torch.Size([2, 5, 3, 4])
+    """
+    kind = find_kind(kind)
+    phi = find_activation(kind, activation)
+    scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
+    _check_values(k, v, kind, deep)
+    if kind.normaliser == "softmax" and kind.value_network == "linear" and not kind.nonlinear:
+        return _standard_attention(q, k, v, causal, mask, lengths, bias, scale)
+    allowed = _allowed(q, k, causal, mask, lengths, bias)
+    code_BHQK = reference.latent_code(
+        q, k, kind.normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed
+    )
+    return reference.apply_value_network(code_BHQK.to(v.dtype), v, kind.value_network, phi, deep)
+
+
+def latent_codes(
+    q: Tensor,
+    k: Tensor,
+    *,
+    kind: str | Kind = "hyla",
+    causal: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The latent codes that `attend` would use, `[batch, queries, keys, heads]`.
+
+    >>> q = k = torch.randn(2, 5, 3, 4)
+    >>> latent_codes(q, k, kind="softmax").sum(dim=2).allclose(torch.ones(2, 5, 3))
+    True
+    """
+    scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
+    allowed = _allowed(q, k, causal, mask, lengths, bias)
+    code_BHQK = reference.latent_code(
+        q, k, find_kind(kind).normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed
+    )
+    return code_BHQK.movedim(-3, -1)
+
+
+def _allowed(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor | None:
+    keys = torch.arange(k.shape[-3], device=k.device)
+    queries = torch.arange(k.shape[-3] - q.shape[-3], k.shape[-3], device=k.device)
+    return reference.allowed_pairs(
+        queries, keys, causal=causal, mask=mask, lengths=lengths, bias=bias
+    )
+
+
+def _standard_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """The softmax kind through PyTorch's own fused attention."""
+    q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+    if mask is None and lengths is None and bias is None and q.shape[-2] == k.shape[-2]:
+        out_BHQV = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        return out_BHQV.transpose(-3, -2)
+    allowed = _allowed(q.transpose(-3, -2), k.transpose(-3, -2), causal, mask, lengths, None)
+    if bias is not None:
+        bias = bias.to(q.dtype)
+        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    out_BHQV = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
+    return out_BHQV.transpose(-3, -2)
+
+
+def _check_scores(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    eps: float,
+) -> float:
+    """Refuses what cannot be computed; returns the scale of the scores."""
+    if q.ndim < 4 or k.ndim != q.ndim:
+        shapes = f"q {list(q.shape)} and k {list(k.shape)}"
+        raise bad_value("q, k", shapes, "[batch, tokens, heads, size], with as many axes each")
+    batch, queries, heads, size = q.shape[:-3], q.shape[-3], q.shape[-2], q.shape[-1]
+    keys = k.shape[-3]
+    if k.shape[:-3] != batch or k.shape[-2:] != q.shape[-2:]:
+        expected = f"the batch, heads and size of q, {[*batch, 'keys', heads, size]}"
+        raise bad_value("k", list(k.shape), expected)
+    if not q.dtype.is_floating_point or k.dtype != q.dtype:
+        raise bad_value("q, k", f"{q.dtype} and {k.dtype}", "one floating-point dtype")
+    if causal and queries > keys:
+        raise bad_value("causal", f"{queries} queries and {keys} keys", "at most one query a key")
+    _check_pairs((*batch, heads, queries, keys), mask, lengths, bias)
+    if not (eps > 0 and math.isfinite(eps)):
+        raise bad_value("eps", eps, "a number above 0 (masked scores are 0, and 0 / 0 is NaN)")
+    if scale is None:
+        return 1 / math.sqrt(size)
+    if not math.isfinite(scale):
+        raise bad_value("scale", scale, "a finite number")
+    return scale
+
+
+def _check_pairs(
+    pairs: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None, bias: Tensor | None
+) -> None:
+    batch = pairs[:-3]
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            expected = "a boolean tensor (True = attend); additive terms go to bias"
+            raise bad_value("mask", mask.dtype, expected)
+        _check_broadcast("mask", mask, pairs)
+    if bias is not None:
+        if not bias.dtype.is_floating_point:
+            expected = "a floating-point tensor; a boolean mask goes to mask"
+            raise bad_value("bias", bias.dtype, expected)
+        _check_broadcast("bias", bias, pairs)
+    if lengths is not None and (
+        tuple(lengths.shape) != batch or lengths.dtype not in (torch.int32, torch.int64)
+    ):
+        given = f"{lengths.dtype} {list(lengths.shape)}"
+        raise bad_value("lengths", given, f"integers of shape {list(batch)}, one a sequence")
+
+
+def _check_broadcast(name: str, tensor: Tensor, target: tuple[int, ...]) -> None:
+    sizes = tuple(tensor.shape)
+    fits = len(sizes) <= len(target) and all(
+        size in (1, wanted) for size, wanted in zip(reversed(sizes), reversed(target), strict=False)
+    )
+    if not fits:
+        axes = f"[batch, heads, queries, keys] = {list(target)}"
+        expected = f"a shape that broadcasts to {axes}; one a sequence is [batch, 1, queries, keys]"
+        raise bad_value(name, list(sizes), expected)
+
+
+def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None:
+    if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1] or v.dtype != k.dtype:
+        given = f"{v.dtype} {list(v.shape)}"
+        raise bad_value("v", given, f"{k.dtype} {[*k.shape[:-1], 'size']}, as k")
+    if kind.value_network != "deep":
+        if deep is not None:
+            raise bad_value("deep", list(deep.shape), f"None for the kind {kind.title!r}")
+        return
+    heads, size = v.shape[-2:]
+    if deep is None or tuple(deep.shape[-3:]) != (heads, size, size):
+        expected = f"[heads, size, size] = {[heads, size, size]} for the kind {kind.title!r}"
+        raise bad_value("deep", None if deep is None else list(deep.shape), expected)

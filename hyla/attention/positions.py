@@ -1,0 +1,96 @@
+"""Where a token stands: T5's relative position bias and rotary embeddings.
+
+Shapes: P the population, if there is one; H heads, Q queries, K keys.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hyla.errors import bad_value
+
+
+def t5_buckets(buckets: int, max_distance: int) -> list[int]:
+    """The bucket of every distance 0 .. max_distance from a query back to a key.
+
+    The first half of the buckets holds one distance each, the rest grow logarithmically up to
+    `max_distance`; whatever lies further is in the last one. Computed with integers, so that a
+    distance at the border of two buckets never depends on the rounding of a logarithm.
+
+    >>> t5_buckets(8, 16)
+    [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 7]
+    """
+    if buckets < 2:
+        raise bad_value("buckets", buckets, "a whole number of at least 2")
+    exact = buckets // 2
+    if max_distance <= exact:
+        raise bad_value("max_distance", max_distance, f"more than half the buckets, {exact}")
+    rest = buckets - exact
+    table = list(range(exact))
+    step = 0
+    for distance in range(exact, max_distance + 1):
+        # step = floor(rest * log(distance / exact) / log(max_distance / exact))
+        while (
+            step < rest - 1
+            and distance**rest * exact ** (step + 1) >= max_distance ** (step + 1) * exact**rest
+        ):
+            step += 1
+        table.append(exact + step)
+    return table
+
+
+class RelativeBias(nn.Module):
+    """T5's relative position bias: one learned number for each head and bucket of distance.
+
+    Unidirectional: every key after the query falls into the bucket of distance 0.
+
+    >>> RelativeBias(heads=3, buckets=8)(torch.arange(5), torch.arange(7)).shape
+    torch.Size([1, 3, 5, 7])
+    """
+
+    bucket_of_distance: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        buckets: int,
+        max_distance: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.max_distance = buckets if max_distance is None else max_distance
+        bucket = torch.tensor(t5_buckets(buckets, self.max_distance), device=device)
+        self.register_buffer("bucket_of_distance", bucket, persistent=False)
+        self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.table.shape[-1] ** -0.5)
+
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """The bias, `[1, heads, queries, keys]` (with the population in front, if stacked)."""
+        distance_QK = query_positions[:, None] - key_positions
+        bucket_QK = self.bucket_of_distance[distance_QK.clamp(0, self.max_distance)]
+        return self.table[..., bucket_QK].unsqueeze(-4)
+
+
+def rotate(x_BTHD: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
+    """Rotary embedding: turns the pairs (d, d + D/2) of each head by position * base^(-2d/D).
+
+    Scores of rotated queries and keys depend on the distance of their positions only.
+
+    >>> x = torch.randn(1, 1, 1, 6)
+    >>> rotate(x, torch.tensor([0])).equal(x)
+    True
+    """
+    size = x_BTHD.shape[-1]
+    if size % 2:
+        raise bad_value("head_size", size, "an even number for rotary embeddings")
+    wide = torch.promote_types(x_BTHD.dtype, torch.float32)
+    exponent = torch.arange(0, size, 2, device=x_BTHD.device, dtype=wide) / size
+    angle_T1D = (positions_T.to(wide)[:, None] * base**-exponent)[:, None]
+    cos, sin = angle_T1D.cos(), angle_T1D.sin()
+    first, second = x_BTHD.to(wide).chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return turned.to(x_BTHD.dtype)

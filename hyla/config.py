@@ -1,0 +1,52 @@
+"""Configurations: frozen dataclasses, checked on construction, JSON both ways."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from hyla.errors import bad_value, unknown_name
+
+
+@dataclass(frozen=True)
+class Config:
+    """What all configurations share: JSON both ways, and an error for an unknown field."""
+
+    def to_json(self) -> str:
+        """Every field, defaults written out."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The configuration with these fields; an unknown one is refused with the nearest name."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise unknown_name(cls.__name__, name, names)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`; a field that is not given takes its default."""
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise bad_value(cls.__name__, type(values).__name__, "a JSON object")
+        return cls.from_dict(values)
+
+    def _check_types(self) -> None:
+        """Refuses a field whose value is not of the plain type that the field is declared with."""
+        for field in fields(self):
+            value, wanted = getattr(self, field.name), field.type
+            if wanted is float and type(value) is int:
+                continue
+            if isinstance(wanted, type) and type(value) is not wanted:
+                raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")
+
+    def _check_at_least(self, minimum: int, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < minimum:
+                expected = f"a whole number of at least {minimum}"
+                raise bad_value(name, getattr(self, name), expected)
+
+    def _check_choice(self, name: str, allowed: tuple[str, ...] | dict[str, Any]) -> None:
+        if getattr(self, name) not in allowed:
+            raise unknown_name(name, getattr(self, name), allowed)

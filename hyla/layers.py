@@ -1,0 +1,133 @@
+"""Linear, LayerNorm and Embedding whose parameters may carry a leading population axis.
+
+`stack` turns a list of equal modules into one whose every parameter has the members along its
+first axis; the inputs then carry the same axis, `[member, batch, tokens, ...]`, and member m
+computes what it computes alone. Nothing else changes: a module looks at its own parameters to
+see whether it is stacked.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyla.errors import bad_value
+
+# Standard deviation of a standard normal variable cut off at -2 and 2.
+TRUNCATED_STD = 0.87962566103423978
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def lecun_normal_(weight: Tensor, fan_in: int) -> None:
+    """Fills with a normal distribution cut off at two deviations, of variance 1 / fan_in."""
+    std = 1 / math.sqrt(fan_in) / TRUNCATED_STD
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with LeCun initialisation and an optional population axis.
+
+    >>> Linear(3, 5)(torch.randn(2, 7, 3)).shape
+    torch.Size([2, 7, 5])
+    """
+
+    def reset_parameters(self) -> None:
+        lecun_normal_(self.weight, self.in_features)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, for each member with its own weights if there is a population axis."""
+    if weight.ndim == 2:
+        return F.linear(x, weight, bias)
+    check_population(x, weight)
+    x_MND = x.flatten(1, -2)
+    if bias is None:
+        y_MNE = torch.bmm(x_MND, weight.mT)
+    else:
+        y_MNE = torch.baddbmm(bias.unsqueeze(1), x_MND, weight.mT)
+    return y_MNE.unflatten(1, x.shape[1:-1])
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` over the last axis, epsilon 1e-6, with an optional population axis."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(width, eps=1e-6, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.ndim == 1:
+            return super().forward(x)
+        check_population(x, self.weight)
+        shape = (-1, *[1] * (x.ndim - 2), x.shape[-1])
+        normal = F.layer_norm(x, self.normalized_shape, eps=self.eps)
+        return normal * self.weight.view(shape) + self.bias.view(shape)
+
+
+class Embedding(nn.Embedding):
+    """`nn.Embedding` of standard deviation 1 / sqrt(width), with an optional population axis."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.weight.ndim == 2:
+            return super().forward(tokens)
+        check_population(tokens, self.weight)
+        first_word = torch.arange(self.weight.shape[0], device=tokens.device) * self.num_embeddings
+        index = tokens + first_word.view(-1, *[1] * (tokens.ndim - 1))
+        return F.embedding(index, self.weight.flatten(0, 1))
+
+
+def check_population(x: Tensor, parameter: Tensor) -> None:
+    """Refuses an input that does not carry the population axis of a stacked parameter."""
+    if x.ndim < 3 or x.shape[0] != parameter.shape[0]:
+        members = parameter.shape[0]
+        raise bad_value("input", list(x.shape), f"[member, batch, ...] with {members} members")
+
+
+def stack(members: Sequence[Module]) -> Module:
+    """One module that computes all members at once, along a leading population axis.
+
+    >>> population = stack([Linear(3, 5), Linear(3, 5)])
+    >>> population(torch.randn(2, 7, 3)).shape
+    torch.Size([2, 7, 5])
+    """
+    if not members:
+        raise bad_value("members", "none", "at least one module")
+    stacked = copy.deepcopy(members[0])
+    for name, parameter in list(stacked.named_parameters()):
+        if any(member.get_parameter(name).shape != parameter.shape for member in members):
+            shapes = sorted({tuple(member.get_parameter(name).shape) for member in members})
+            raise bad_value("members", f"shapes {shapes} of {name}", "modules of equal shapes")
+        values = torch.stack([member.get_parameter(name).detach() for member in members])
+        _replace_parameter(stacked, name, values)
+    return stacked
+
+
+def member(population: Module, index: int) -> Module:
+    """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
+    alone = copy.deepcopy(population)
+    for name, parameter in list(alone.named_parameters()):
+        _replace_parameter(alone, name, parameter.detach()[index].clone())
+    return alone
+
+
+def _replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, nn.Parameter(value))

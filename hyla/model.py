@@ -1,0 +1,317 @@
+"""The decoder-only transformer of the paper: pre-norm blocks over any kind of attention.
+
+Shapes: B leading axes, T tokens, D width, E experts, F hidden size of the feed-forward layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, einsum, nn
+
+from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention
+from hyla.attention.variants import ACTIVATIONS, KINDS, gelu
+from hyla.config import Config
+from hyla.errors import bad_value
+from hyla.layers import Embedding, LayerNorm, Linear, lecun_normal_, linear
+
+FEED_FORWARDS = ("mlp", "moe")
+INPUTS = ("continuous", "vocabulary")
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """A transformer. The functions below give the paper's three.
+
+    inputs: `continuous` tokens of `input_size` numbers, or a `vocabulary` of `input_size` words.
+    positions: `t5` (`max_tokens` buckets, up to the distance `max_tokens`), `rotary` or `none`.
+    feed_forward: `mlp`, or `moe` with `experts` of which each token takes `top_k`; the paper does
+        not say how many it used.
+    tied: the output layer is the transposed embedding of the vocabulary, without bias.
+
+    >>> ModelConfig(input_size=5, output_size=1, attention="hila")
+    Traceback (most recent call last):
+    ValueError: attention: unknown name 'hila'. Did you mean 'hyla'...
+    """
+
+    input_size: int
+    output_size: int
+    inputs: str = "continuous"
+    layers: int = 4
+    width: int = 128
+    heads: int = 16
+    head_size: int = 4
+    attention: str = "hyla"
+    activation: str = "relu"
+    causal: bool = False
+    positions: str = "t5"
+    max_tokens: int = 36
+    feed_forward: str = "mlp"
+    hidden_size: int = 256
+    experts: int = 4
+    top_k: int = 2
+    tied: bool = False
+
+    _sizes: ClassVar[tuple[str, ...]] = (
+        *("input_size", "output_size", "layers", "width", "heads", "head_size"),
+        *("hidden_size", "experts", "top_k"),
+    )
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_at_least(1, *self._sizes)
+        self._check_at_least(2, "max_tokens")
+        self._check_choice("inputs", INPUTS)
+        self._check_choice("attention", KINDS)
+        self._check_choice("activation", ACTIVATIONS)
+        self._check_choice("positions", POSITIONS)
+        self._check_choice("feed_forward", FEED_FORWARDS)
+        if self.positions == "rotary" and self.head_size % 2:
+            raise bad_value("head_size", self.head_size, "an even number for rotary positions")
+        if self.top_k > self.experts:
+            raise bad_value("top_k", self.top_k, f"at most the number of experts, {self.experts}")
+        if self.tied and (self.inputs != "vocabulary" or self.input_size != self.output_size):
+            given = f"True with {self.inputs} inputs, sizes {self.input_size}, {self.output_size}"
+            raise bad_value("tied", given, "a vocabulary that is also the output")
+
+
+def fuzzy_logic_model(attention: str = "hyla", examples: int = 32) -> ModelConfig:
+    """The paper's model for fuzzy logic with 4 variables and this many examples in context."""
+    return ModelConfig(
+        input_size=5,
+        output_size=1,
+        layers=2,
+        heads=8,
+        head_size=2,
+        attention=attention,
+        max_tokens=examples,
+    )
+
+
+def sraven_model(
+    attention: str = "hyla",
+    *,
+    layers: int = 4,
+    width_factor: int = 1,
+    more_heads: bool = True,
+    features: int = 4,
+    values: int = 8,
+) -> ModelConfig:
+    """The paper's model for SRAVEN with K features of F values.
+
+    The width factor multiplies width, hidden size and the number of heads (the authors' code), or
+    with `more_heads=False` the head size instead (the paper's text).
+    """
+    return ModelConfig(
+        input_size=values,
+        output_size=values,
+        layers=layers,
+        width=128 * width_factor,
+        heads=16 * width_factor if more_heads else 16,
+        head_size=4 if more_heads else 4 * width_factor,
+        hidden_size=256 * width_factor,
+        attention=attention,
+        max_tokens=9 * features,
+    )
+
+
+def language_model(attention: str = "hyla", words: int = 32_000) -> ModelConfig:
+    """The paper's language model: 6 causal layers of width 512 with rotary positions."""
+    return ModelConfig(
+        input_size=words,
+        output_size=words,
+        inputs="vocabulary",
+        layers=6,
+        width=512,
+        heads=8,
+        head_size=64,
+        hidden_size=2048,
+        attention=attention,
+        causal=True,
+        positions="rotary",
+        max_tokens=1024,
+        tied=True,
+    )
+
+
+class FeedForward(nn.Module):
+    """One hidden layer with GELU, at each token on its own."""
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden = Linear(width, hidden_size)
+        self.output = Linear(hidden_size, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(gelu(self.hidden(x)))
+
+
+class MixtureOfExperts(nn.Module):
+    """Sparsely gated experts: sum_i Softmax(TopK(W^gate x))_i W^up_i gelu(W^down_i x).
+
+    As in the paper's formula there are no biases; `down` comes first. The gate of an expert outside
+    the top k is exactly 0. All experts are computed for all tokens, which costs experts / top_k
+    times the arithmetic of a dispatched layer but no gather, and keeps every shape static.
+    """
+
+    def __init__(self, width: int, hidden_size: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.gate = Linear(width, experts, bias=False)
+        self.down = nn.Parameter(torch.empty(experts, hidden_size, width))
+        self.up = nn.Parameter(torch.empty(experts, width, hidden_size))
+        lecun_normal_(self.down, width)
+        lecun_normal_(self.up, hidden_size)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """How much of each expert a token takes, `[batch, tokens, experts]`."""
+        logits_BTE = self.gate(x)
+        top_BTk = logits_BTE.topk(self.top_k, dim=-1)
+        kept_BTE = torch.full_like(logits_BTE, -torch.inf)
+        return kept_BTE.scatter(-1, top_BTk.indices, top_BTk.values).softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # An axis of size 1 stands for the batch, behind the population if there is one.
+        hidden_BTEF = gelu(einsum("...td,...efd->...tef", x, self.down.unsqueeze(-4)))
+        gated_BTEF = hidden_BTEF * self.gates(x).unsqueeze(-1)
+        return einsum("...tef,...edf->...td", gated_BTEF, self.up.unsqueeze(-4))
+
+
+class Block(nn.Module):
+    """Z = X + Attention(LayerNorm(X)), Y = Z + FeedForward(LayerNorm(Z))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(config.width)
+        self.attention = MultiHeadAttention(
+            config.width,
+            config.heads,
+            head_size=config.head_size,
+            kind=config.attention,
+            activation=config.activation,
+            causal=config.causal,
+            positions=config.positions,
+            buckets=config.max_tokens,
+        )
+        self.feed_forward_norm = LayerNorm(config.width)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if config.feed_forward == "moe":
+            self.feed_forward = MixtureOfExperts(
+                config.width, config.hidden_size, config.experts, config.top_k
+            )
+        else:
+            self.feed_forward = FeedForward(config.width, config.hidden_size)
+
+    def forward(
+        self, x: Tensor, *, lengths: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        z = x + self.attention(self.attention_norm(x), lengths=lengths, cache=cache)
+        return z + self.feed_forward(self.feed_forward_norm(z))
+
+
+class Transformer(nn.Module):
+    """Decoder-only transformer for continuous tokens or a vocabulary.
+
+    Make it under `torch.manual_seed`, or with `build(config, seed)`; `hyla.layers.stack` makes a
+    population of several.
+
+    >>> model = Transformer(sraven_model("hyla"))
+    >>> model(torch.randn(2, 36, 8)).shape
+    torch.Size([2, 36, 8])
+    >>> model.latent_codes(torch.randn(2, 36, 8), layers=[3], queries=[-1], keys=[-1])[3].shape
+    torch.Size([2, 1, 1, 16])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding: Embedding | Linear
+        if config.inputs == "vocabulary":
+            self.embedding = Embedding(config.input_size, config.width)
+        else:
+            self.embedding = Linear(config.input_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = LayerNorm(config.width)
+        self.output = None if config.tied else Linear(config.width, config.output_size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        cache: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
+        """tokens: numbers `[batch, tokens, input_size]` or words `[batch, tokens]`.
+
+        lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding.
+        Returns the logits of every token, `[batch, tokens, output_size]`.
+        """
+        if cache is not None and len(cache) != len(self.blocks):
+            raise bad_value("cache", f"{len(cache)} caches", f"one a layer, {len(self.blocks)}")
+        x_BTD = self._embed(tokens)
+        for index, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, lengths=lengths, cache=None if cache is None else cache[index])
+        x_BTD = self.norm(x_BTD)
+        if self.output is not None:
+            return self.output(x_BTD)
+        return linear(x_BTD, self.embedding.weight, None)
+
+    def latent_codes(
+        self,
+        tokens: Tensor,
+        *,
+        layers: Sequence[int] | None = None,
+        queries: Sequence[int] | Tensor | None = None,
+        keys: Sequence[int] | Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """Latent codes `[batch, queries, keys, heads]` of the chosen layers and tokens.
+
+        Nothing behind the last chosen layer is computed. Layers, queries and keys may be counted
+        from the end with negative numbers; None means all of them.
+        """
+        count = len(self.blocks)
+        chosen = range(count) if layers is None else layers
+        if any(not -count <= layer < count for layer in chosen):
+            raise bad_value("layers", list(chosen), f"layer numbers from {-count} to {count - 1}")
+        wanted = {layer % count for layer in chosen}
+        codes: dict[int, Tensor] = {}
+        x_BTD = self._embed(tokens)
+        for index, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
+            assert isinstance(block, Block)
+            if index in wanted:
+                normed = block.attention_norm(x_BTD)
+                codes[index] = block.attention.codes(normed, queries=queries, keys=keys)
+            if index < max(wanted):
+                x_BTD = block(x_BTD)
+        return codes
+
+    def new_cache(self, max_tokens: int | None = None) -> list[KeyValueCache]:
+        """An empty key/value cache for each layer, for decoding up to `max_tokens` tokens."""
+        if not self.config.causal:
+            raise bad_value("cache", "one for a model with causal=False", "a causal model")
+        return [KeyValueCache(max_tokens or self.config.max_tokens) for _ in self.blocks]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        config = self.config
+        if config.inputs == "continuous":
+            if tokens.ndim < 3 or tokens.shape[-1] != config.input_size:
+                raise bad_value(
+                    "tokens", list(tokens.shape), f"[batch, tokens, {config.input_size}]"
+                )
+        elif tokens.ndim < 2 or tokens.dtype not in (torch.int32, torch.int64):
+            given = f"{tokens.dtype} {list(tokens.shape)}"
+            raise bad_value("tokens", given, "whole numbers [batch, tokens]")
+        return self.embedding(tokens)
+
+
+def build(config: ModelConfig, seed: int) -> Transformer:
+    """The transformer that this seed initialises, whatever the global random state.
+
+    >>> one, same = build(sraven_model(), seed=1), build(sraven_model(), seed=1)
+    >>> one.norm.weight.equal(same.norm.weight)
+    True
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        return Transformer(config)
