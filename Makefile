@@ -25,8 +25,8 @@ type: setup
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

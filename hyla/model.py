@@ -5,7 +5,6 @@ Shapes: B leading axes, T tokens, D width, E experts, F hidden size of the feed-
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, einsum, nn
@@ -53,14 +52,10 @@ class ModelConfig(Config):
     top_k: int = 2
     tied: bool = False
 
-    _sizes: ClassVar[tuple[str, ...]] = (
-        *("input_size", "output_size", "layers", "width", "heads", "head_size"),
-        *("hidden_size", "experts", "top_k"),
-    )
-
     def __post_init__(self) -> None:
         self._check_types()
-        self._check_at_least(1, *self._sizes)
+        self._check_at_least(1, "input_size", "output_size", "layers", "width", "heads")
+        self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
         self._check_at_least(2, "max_tokens")
         self._check_choice("inputs", INPUTS)
         self._check_choice("attention", KINDS)

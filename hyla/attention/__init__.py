@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyla.attention import reference
-from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind
+from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind, identity
 from hyla.errors import bad_value
 
 __all__ = ["ACTIVATIONS", "KINDS", "Kind", "attend", "latent_codes"]
@@ -54,8 +54,13 @@ def attend(
     phi = find_activation(kind, activation)
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
-    if kind.normaliser == "softmax" and kind.value_network == "linear" and not kind.nonlinear:
-        return _standard_attention(q, k, v, causal, mask, lengths, bias, scale)
+    if (
+        bias is None
+        and kind.normaliser == "softmax"
+        and kind.value_network == "linear"
+        and phi is identity
+    ):
+        return _standard_attention(q, k, v, causal, mask, lengths, scale)
     allowed = _allowed(q, k, causal, mask, lengths, bias)
     code_BHQK = reference.latent_code(
         q, k, kind.normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed
@@ -111,19 +116,19 @@ def _standard_attention(
     causal: bool,
     mask: Tensor | None,
     lengths: Tensor | None,
-    bias: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """The softmax kind through PyTorch's own fused attention."""
-    q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-    if mask is None and lengths is None and bias is None and q.shape[-2] == k.shape[-2]:
-        out_BHQV = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        return out_BHQV.transpose(-3, -2)
-    allowed = _allowed(q.transpose(-3, -2), k.transpose(-3, -2), causal, mask, lengths, None)
-    if bias is not None:
-        bias = bias.to(q.dtype)
-        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
-    out_BHQV = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
+    """The softmax kind through PyTorch's own fused attention, which takes no learned bias."""
+    square_causal = causal and q.shape[-3] == k.shape[-3] and mask is lengths is None
+    pairs = None if square_causal else _allowed(q, k, causal, mask, lengths, None)
+    out_BHQV = F.scaled_dot_product_attention(
+        q.transpose(-3, -2),
+        k.transpose(-3, -2),
+        v.transpose(-3, -2),
+        attn_mask=None if pairs is None else torch.atleast_2d(pairs),
+        is_causal=square_causal,
+        scale=scale,
+    )
     return out_BHQV.transpose(-3, -2)
 
 

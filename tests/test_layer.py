@@ -1,0 +1,172 @@
+"""The layer: against PyTorch's, decoding with a cache, cross-attention, codes on request."""
+
+import pytest
+import torch
+from helpers import ALL_KINDS, relative_error
+from torch import nn
+
+from hyla import KINDS, KeyValueCache, MultiHeadAttention
+
+WIDTH, HEADS, SIZE, TOKENS, BATCH = 19, 3, 2, 7, 2
+
+
+def make(kind: str = "hyla", **options: object) -> MultiHeadAttention:
+    settings = {"head_size": SIZE, "dtype": torch.float64} | options
+    layer = MultiHeadAttention(WIDTH, HEADS, kind=kind, **settings)
+    for parameter in layer.parameters():  # biases start at 0, which would hide their mistakes
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def tokens(count: int = TOKENS, width: int = WIDTH) -> torch.Tensor:
+    return torch.randn(BATCH, count, width, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_layer_is_torch_multihead_attention(causal: bool) -> None:
+    width = 15
+    layer = MultiHeadAttention(width, 5, kind="softmax", causal=causal, dtype=torch.float64)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    theirs = nn.MultiheadAttention(width, 5, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        ours = (layer.query, layer.key, layer.value)
+        theirs.in_proj_weight.copy_(torch.cat([projection.weight for projection in ours]))
+        theirs.in_proj_bias.copy_(torch.cat([projection.bias for projection in ours]))
+        theirs.out_proj.weight.copy_(layer.output.weight)
+        theirs.out_proj.bias.copy_(layer.output.bias)
+    x = tokens(width=width)
+    hidden = ~torch.ones(TOKENS, TOKENS).tril().bool() if causal else None
+    exact, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
+    torch.testing.assert_close(layer(x), exact)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("positions", ["none", "t5", "rotary"])
+def test_cached_decoding_equals_the_full_pass(kind: str, positions: str) -> None:
+    layer = make(kind, causal=True, positions=positions, buckets=5)
+    x = tokens()
+    full, cache = layer(x), KeyValueCache(max_tokens=TOKENS)
+    steps = [layer(x[:, :3], cache=cache)] + [layer(x[:, i : i + 1], cache=cache) for i in (3, 4)]
+    steps.append(layer(x[:, 5:], cache=cache))
+    torch.testing.assert_close(torch.cat(steps, dim=1), full, rtol=1e-10, atol=1e-12)
+    assert cache.tokens == TOKENS
+
+
+def test_cache_takes_a_mask_over_all_keys() -> None:
+    layer = make(causal=True)
+    x, cache = tokens(), KeyValueCache(TOKENS)
+    mask = torch.arange(TOKENS) != 1
+    layer(x[:, :-1], cache=cache)
+    last = layer(x[:, -1:], cache=cache, mask=mask)
+    torch.testing.assert_close(last, layer(x, mask=mask)[:, -1:])
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_cross_attention_over_a_context_of_another_width_and_length(kind: str) -> None:
+    layer = make(kind, context_width=11, positions="t5")
+    x, context = tokens(), tokens(13, width=11)
+    out = layer(x, context, lengths=torch.tensor([5, 13]))
+    assert out.shape == x.shape
+    torch.testing.assert_close(out[:1], layer(x[:1], context[:1, :5]))
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("positions", ["t5", "rotary"])
+def test_chosen_codes_are_those_of_all_pairs(kind: str, causal: bool, positions: str) -> None:
+    layer = make(kind, causal=causal, positions=positions, buckets=5)
+    x = tokens()
+    every = layer.codes(x)
+    assert every.shape == (BATCH, TOKENS, TOKENS, HEADS)
+    chosen = layer.codes(x, queries=[-1, 2], keys=torch.tensor([0, 5, -1]))
+    torch.testing.assert_close(chosen, every[:, [6, 2]][:, :, [0, 5, 6]])
+
+
+@pytest.mark.parametrize("kind", ["hyla", "softmax"])
+def test_codes_compute_only_what_was_asked(kind: str) -> None:
+    """Tokens that are neither asked for nor normalised over may hold anything."""
+    layer = make(kind)
+    x = tokens()
+    x[:, 2] = torch.nan
+    code = layer.codes(x, queries=[1], keys=[6])
+    assert code.isnan().all() == (KINDS[kind].normaliser == "softmax")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("positions", ["none", "t5", "rotary"])
+@pytest.mark.parametrize("kind", ["hyla", "softmax", "hyla+deep"])
+def test_any_dtype(dtype: torch.dtype, positions: str, kind: str) -> None:
+    layer = make(kind, positions=positions)
+    low = make(kind, positions=positions, dtype=dtype)
+    low.load_state_dict(layer.state_dict())
+    layer.load_state_dict(low.state_dict())
+    x = tokens().to(dtype)
+    given = low(x)
+    assert given.dtype == dtype
+    # A layer rounds about ten times; the unit of float16 is 5e-4, of bfloat16 4e-3.
+    tolerance = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5}[dtype]
+    assert relative_error(given, layer(x.double())) < tolerance
+
+
+@pytest.mark.parametrize("kind", ["hyla", "softmax", "hyla+deep"])
+def test_autocast(kind: str) -> None:
+    layer = make(kind, positions="t5", dtype=torch.float32)
+    x = tokens().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        given = layer(x)
+    assert given.dtype == torch.bfloat16
+    assert relative_error(given, layer(x)) < 4e-2
+
+
+def test_initialisation() -> None:
+    layer = MultiHeadAttention(499, 11, head_size=31, kind="hyla+deep")
+    for projection in (layer.query, layer.key, layer.value, layer.output):
+        fan_in = projection.weight.shape[1]
+        assert abs(projection.weight.std() * fan_in**0.5 - 1) < 0.01
+        assert projection.weight.abs().max() <= 2 / fan_in**0.5 / 0.8796 + 1e-6
+        assert projection.bias.eq(0).all()
+    assert abs(layer.deep.std() * 31**0.5 - 1) < 0.03
+
+
+def test_without_biases() -> None:
+    names = [name for name, _ in make(bias=False).named_parameters()]
+    assert names == ["query.weight", "key.weight", "value.weight", "output.weight"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"width": 20, "heads": 3}, "heads: expected a divisor of width = 20"),
+        ({"width": 20, "heads": 0}, "width, heads: expected whole numbers"),
+        ({"width": 6, "heads": 2, "positions": "rotary"}, "head_size: expected an even"),
+        ({"width": 6, "heads": 2, "positions": "rotari"}, "Did you mean 'rotary'"),
+        ({"width": 6, "heads": 2, "kind": "sofmax"}, "Did you mean 'softmax'"),
+        ({"width": 6, "heads": 2, "eps": -1.0}, "eps: expected a number above 0"),
+        ({"width": 6, "heads": 2, "causal": True, "context_width": 5}, "causal: expected False"),
+    ],
+)
+def test_bad_settings_name_the_argument(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(**options)
+
+
+def test_bad_input_names_the_argument() -> None:
+    layer, crossed = make(), make(context_width=11)
+    with pytest.raises(ValueError, match="cache: expected a causal layer"):
+        layer(tokens(), cache=KeyValueCache(9))
+    with pytest.raises(ValueError, match=r"x: expected \[batch, tokens, 19\], got \[2, 7, 5\]"):
+        layer(tokens(width=5))
+    with pytest.raises(ValueError, match=r"context: expected None .*context_width"):
+        layer(tokens(), tokens())
+    with pytest.raises(ValueError, match=r"context: expected \[batch, tokens, 11\], got None"):
+        crossed(tokens())
+    with pytest.raises(ValueError, match="keys: expected token numbers from -7 to 6"):
+        layer.codes(tokens(), keys=[7])
+    causal, cache = make(causal=True), KeyValueCache(8)
+    causal(tokens(), cache=cache)
+    with pytest.raises(ValueError, match="max_tokens: expected a cache for at least 9 tokens"):
+        causal(tokens(2), cache=cache)
+    with pytest.raises(ValueError, match=r"cache: expected the batch of the earlier steps, \[2\]"):
+        causal(tokens(1)[:1], cache=cache)
+    assert cache.tokens == TOKENS  # a refused step leaves the cache as it was

@@ -1,0 +1,118 @@
+"""The population axis: member m of a stacked module computes what it computes alone."""
+
+import pytest
+import torch
+from helpers import ALL_KINDS
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+from hyla import ModelConfig, Transformer, build, member, stack
+from hyla.layers import Embedding, LayerNorm, Linear
+
+MEMBERS, BATCH, TOKENS = 3, 2, 7
+
+
+def population(**options: object) -> list[Transformer]:
+    settings = {"layers": 2, "width": 11, "heads": 3, "head_size": 2, "hidden_size": 13}
+    config = ModelConfig(
+        **({"input_size": 5, "output_size": 2, "max_tokens": 7} | settings | options)
+    )
+    models = [build(config, seed).double() for seed in range(MEMBERS)]
+    for model in models:
+        for parameter in model.parameters():  # biases and norms at 0 and 1 would hide mistakes
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return models
+
+
+def gradients(model: Transformer, x: Tensor) -> dict[str, Tensor]:
+    parameters = dict(model.named_parameters())
+    # Each member has a loss of its own; their sum keeps the gradients apart.
+    found = torch.autograd.grad(model(x).square().sum(), list(parameters.values()))
+    return dict(zip(parameters, found, strict=True))
+
+
+@pytest.mark.parametrize("feed_forward", ["mlp", "moe"])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_each_member_computes_what_it_computes_alone(kind: str, feed_forward: str) -> None:
+    """Outputs and the gradients of every parameter, in float64, to rounding."""
+    models = population(attention=kind, feed_forward=feed_forward)
+    x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
+    stacked = stack(models)
+    together, its_gradients = stacked(x), gradients(stacked, x)
+    for m, alone in enumerate(models):
+        torch.testing.assert_close(together[m], alone(x[m]), rtol=1e-11, atol=1e-11)
+        for name, gradient in gradients(alone, x[m]).items():
+            torch.testing.assert_close(its_gradients[name][m], gradient, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_population_axis_is_vmap_over_members(kind: str) -> None:
+    models = population(attention=kind)
+    x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
+    parameters, buffers = stack_module_state(models)
+    one_buffer = {name: buffer[0] for name, buffer in buffers.items()}
+    exact = vmap(lambda p, x: functional_call(models[0], (p, one_buffer), (x,)))(parameters, x)
+    torch.testing.assert_close(stack(models)(x), exact, rtol=1e-11, atol=1e-11)
+
+
+def test_members_do_not_touch_each_other() -> None:
+    stacked = stack(population())
+    x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
+    before = stacked(x)[0].detach()
+    with torch.no_grad():
+        for parameter in stacked.parameters():
+            parameter[1:] = torch.nan
+    assert stacked(x)[0].equal(before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_population_over_a_vocabulary_decodes_with_a_cache(tied: bool) -> None:
+    models = population(
+        inputs="vocabulary",
+        input_size=17,
+        output_size=17,
+        tied=tied,
+        causal=True,
+        positions="rotary",
+    )
+    words = torch.randint(17, (MEMBERS, BATCH, TOKENS))
+    stacked = stack(models)
+    full, cache = stacked(words), stacked.new_cache()
+    steps = [stacked(words[..., i : i + 1], cache=cache) for i in range(TOKENS)]
+    torch.testing.assert_close(torch.cat(steps, dim=-2), full, rtol=1e-10, atol=1e-11)
+    for m, alone in enumerate(models):
+        torch.testing.assert_close(full[m], alone(words[m]), rtol=1e-11, atol=1e-11)
+
+
+def test_latent_codes_of_a_population() -> None:
+    models = population()
+    x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
+    codes = stack(models).latent_codes(x, layers=[1], queries=[-1], keys=[-1])
+    for m, alone in enumerate(models):
+        exact = alone.latent_codes(x[m], layers=[1], queries=[-1], keys=[-1])[1]
+        torch.testing.assert_close(codes[1][m], exact)
+
+
+def test_a_member_comes_back_as_it_went_in() -> None:
+    models = population()
+    alone = member(stack(models), 1)
+    for name, parameter in models[1].named_parameters():
+        assert alone.get_parameter(name).equal(parameter)
+    with torch.no_grad():
+        alone.norm.weight.zero_()
+    assert models[1].norm.weight.ne(0).all()
+
+
+def test_stack_and_stacked_layers_refuse_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"members: expected modules of equal shapes, got shapes"):
+        stack([Linear(3, 5), Linear(3, 7)])
+    with pytest.raises(ValueError, match="members: expected at least one module"):
+        stack([])
+    for layer, x in (
+        (Linear(3, 5), torch.randn(4, 7, 3)),
+        (Linear(3, 5), torch.randn(2, 3)),
+        (LayerNorm(3), torch.randn(4, 7, 3)),
+        (Embedding(11, 3), torch.randint(11, (4, 7, 2))),
+    ):
+        with pytest.raises(ValueError, match=r"input: expected \[member, batch, ...\] with 2"):
+            stack([layer, layer])(x)

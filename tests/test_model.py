@@ -1,0 +1,219 @@
+"""The transformer, its configuration, initialisation, mixture of experts and latent codes."""
+
+import json
+
+import pytest
+import torch
+from helpers import ALL_KINDS
+
+from hyla import (
+    ModelConfig,
+    Transformer,
+    build,
+    fuzzy_logic_model,
+    language_model,
+    sraven_model,
+)
+from hyla.attention.variants import gelu
+from hyla.model import MixtureOfExperts
+
+SMALL = {
+    "input_size": 5,
+    "output_size": 2,
+    "layers": 3,
+    "width": 11,
+    "heads": 3,
+    "head_size": 2,
+    "hidden_size": 13,
+    "max_tokens": 7,
+}
+
+
+def test_the_papers_sizes() -> None:
+    fuzzy, sraven, language = fuzzy_logic_model(), sraven_model(), language_model()
+    assert (fuzzy.layers, fuzzy.heads * fuzzy.head_size, fuzzy.max_tokens) == (2, 16, 32)
+    assert (sraven.layers, sraven.heads * sraven.head_size, sraven.max_tokens) == (4, 64, 36)
+    assert (language.heads * language.head_size, language.tied, language.causal) == (
+        512,
+        True,
+        True,
+    )
+    wide, thick = sraven_model(width_factor=4), sraven_model(width_factor=4, more_heads=False)
+    assert (wide.width, wide.hidden_size, wide.heads, wide.head_size) == (512, 1024, 64, 4)
+    assert (thick.width, thick.hidden_size, thick.heads, thick.head_size) == (512, 1024, 16, 16)
+
+
+def test_parameter_count_by_hand() -> None:
+    # SRAVEN: 4 layers of width 128 with 64 = 16 x 4 for queries, keys and values, hidden 256.
+    attention = 3 * (128 * 64 + 64) + (64 * 128 + 128) + 16 * 36
+    block = attention + 2 * 128 * 256 + 256 + 128 + 4 * 128
+    total = (8 * 128 + 128) + 4 * block + 2 * 128 + (128 * 8 + 8)
+    assert sum(p.numel() for p in Transformer(sraven_model()).parameters()) == total
+
+
+def test_every_moe_row_of_the_table_is_expressible() -> None:
+    for kind in ("softmax", "linear", "hyla"):
+        model = Transformer(ModelConfig(**SMALL, attention=kind, feed_forward="moe"))
+        assert isinstance(model.blocks[0].feed_forward, MixtureOfExperts)
+        assert model(torch.randn(2, 7, 5)).shape == (2, 7, 2)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+def test_mixture_of_experts_is_the_papers_formula(top_k: int) -> None:
+    moe = MixtureOfExperts(width=7, hidden_size=11, experts=5, top_k=top_k).double()
+    x = torch.randn(3, 7, dtype=torch.float64)
+    for token, y in zip(x, moe(x[None])[0], strict=True):
+        logits = moe.gate.weight @ token
+        chosen = logits.argsort(descending=True)[:top_k]
+        gates = logits[chosen].exp() / logits[chosen].exp().sum()
+        exact = sum(
+            g * moe.up[i] @ gelu(moe.down[i] @ token) for g, i in zip(gates, chosen, strict=True)
+        )
+        torch.testing.assert_close(y, exact)
+
+
+def test_experts_outside_the_top_k_get_no_gradient() -> None:
+    moe = MixtureOfExperts(width=7, hidden_size=11, experts=5, top_k=2)
+    x = torch.randn(1, 1, 7)
+    moe(x).sum().backward()
+    used = moe.gates(x).flatten() > 0
+    assert used.sum() == 2
+    assert (moe.down.grad.abs().sum(dim=(1, 2)) > 0).equal(used)
+
+
+def test_initialisation_is_lecun_everywhere() -> None:
+    config = ModelConfig(**(SMALL | {"width": 211, "hidden_size": 307, "input_size": 101}))
+    model = build(config, seed=0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert parameter.eq(0).all(), name
+        elif "norm" in name:
+            assert parameter.eq(1).all(), name
+        elif parameter.numel() > 1000:
+            assert abs(parameter.std() * parameter.shape[-1] ** 0.5 - 1) < 0.08, name
+    assert model.norm.eps == 1e-6
+    words = build(ModelConfig(**(SMALL | {"inputs": "vocabulary", "input_size": 1009})), seed=0)
+    assert abs(words.embedding.weight.std() * 11**0.5 - 1) < 0.03
+
+
+def test_build_is_a_function_of_its_seed() -> None:
+    config = ModelConfig(**SMALL)
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    one, same, other = build(config, 3), build(config, 3), build(config, 4)
+    assert torch.random.get_rng_state().equal(state)
+    assert one.output.weight.equal(same.output.weight)
+    assert not one.output.weight.equal(other.output.weight)
+
+
+def test_the_block_is_pre_norm() -> None:
+    model = build(ModelConfig(**SMALL), seed=0)
+    block, x = model.blocks[0], torch.randn(2, 7, 11)
+    z = x + block.attention(block.attention_norm(x))
+    torch.testing.assert_close(block(x), z + block.feed_forward(block.feed_forward_norm(z)))
+
+
+def test_tied_output_is_the_embedding() -> None:
+    options = {"inputs": "vocabulary", "input_size": 17, "output_size": 17, "tied": True}
+    model = build(ModelConfig(**(SMALL | options)), seed=0)
+    assert model.output is None
+    words = torch.randint(17, (2, 7))
+    x = model.embedding(words)
+    for block in model.blocks:
+        x = block(x)
+    torch.testing.assert_close(model(words), model.norm(x) @ model.embedding.weight.T)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_causal_model_is_causal(kind: str) -> None:
+    model = build(ModelConfig(**SMALL, causal=True, attention=kind), seed=0).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x)[:, 3].sum(), x)
+    reached = gradient.abs().sum(dim=(0, 2)) > 0
+    assert reached.tolist() == [True] * 4 + [False] * 3
+
+
+def test_padding_behind_the_length_does_not_matter() -> None:
+    model = build(ModelConfig(**SMALL), seed=0).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64)
+    padded = model(x, lengths=torch.tensor([4, 7]))
+    torch.testing.assert_close(padded[0, :4], model(x[:1, :4])[0])
+    torch.testing.assert_close(padded[1], model(x[1:])[0])
+
+
+@pytest.mark.parametrize("kind", ["hyla", "softmax"])
+def test_latent_codes_of_chosen_layers(kind: str) -> None:
+    model = build(ModelConfig(**SMALL, attention=kind), seed=0)
+    x = torch.randn(2, 7, 5)
+    inputs: dict[int, torch.Tensor] = {}
+    for index, block in enumerate(model.blocks):
+        block.attention.register_forward_pre_hook(
+            lambda _, arguments, index=index: inputs.update({index: arguments[0]})
+        )
+    model(x)
+    every = {i: block.attention.codes(inputs[i]) for i, block in enumerate(model.blocks)}
+    codes = model.latent_codes(x, layers=[-1, 0], queries=[-1], keys=[2, 6])
+    assert sorted(codes) == [0, 2]
+    for layer, code in codes.items():
+        torch.testing.assert_close(code, every[layer][:, -1:, [2, 6]])
+    assert sorted(model.latent_codes(x)) == [0, 1, 2]
+
+
+def test_latent_codes_stop_at_the_last_chosen_layer() -> None:
+    model = build(ModelConfig(**SMALL), seed=0)
+    ran: list[int] = []
+    for index, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, index=index: ran.append(index))
+    model.latent_codes(torch.randn(2, 7, 5), layers=[1], queries=[-1], keys=[-1])
+    assert ran == [0]
+
+
+def test_config_json_both_ways() -> None:
+    for config in (fuzzy_logic_model("softmax"), sraven_model(layers=8), language_model()):
+        assert ModelConfig.from_json(config.to_json()) == config
+    assert set(json.loads(sraven_model().to_json())) == set(ModelConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"attention": "hila"}, "attention: unknown name 'hila'. Did you mean 'hyla'"),
+        ({"layers": 0}, "layers: expected a whole number of at least 1, got 0"),
+        ({"layers": "4"}, "layers: expected a value of type int, got '4'"),
+        ({"layers": True}, "layers: expected a value of type int, got True"),
+        ({"feed_forward": "mpl"}, "feed_forward: unknown name 'mpl'. Did you mean 'mlp'"),
+        ({"positions": "t6"}, "positions: unknown name 't6'. Did you mean 't5'"),
+        ({"inputs": "words"}, "inputs: unknown name 'words'"),
+        ({"experts": 2, "top_k": 3}, "top_k: expected at most the number of experts, 2, got 3"),
+        ({"positions": "rotary", "head_size": 3}, "head_size: expected an even number"),
+        ({"tied": True}, "tied: expected a vocabulary that is also the output"),
+        ({"max_tokens": 1}, "max_tokens: expected a whole number of at least 2"),
+    ],
+)
+def test_bad_configurations_name_the_field(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        ModelConfig(**(SMALL | options))
+
+
+def test_an_unknown_field_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"ModelConfig: unknown name 'layer'\. Did you mean 'layers'"
+    ):
+        ModelConfig.from_dict({"input_size": 5, "output_size": 1, "layer": 4})
+    with pytest.raises(ValueError, match="ModelConfig: expected a JSON object, got list"):
+        ModelConfig.from_json("[]")
+
+
+def test_bad_tokens_name_the_argument() -> None:
+    model = build(ModelConfig(**SMALL), seed=0)
+    with pytest.raises(ValueError, match=r"tokens: expected \[batch, tokens, 5\], got \[2, 7, 3\]"):
+        model(torch.randn(2, 7, 3))
+    with pytest.raises(ValueError, match="cache: expected a causal model"):
+        model.new_cache()
+    with pytest.raises(ValueError, match="layers: expected layer numbers from -3 to 2"):
+        model.latent_codes(torch.randn(2, 7, 5), layers=[3])
+    words = build(ModelConfig(**(SMALL | {"inputs": "vocabulary", "causal": True})), seed=0)
+    with pytest.raises(ValueError, match=r"tokens: expected whole numbers \[batch, tokens\]"):
+        words(torch.randn(2, 7))
+    with pytest.raises(ValueError, match="cache: expected one a layer, 3, got 1 caches"):
+        words(torch.ones(2, 7, dtype=torch.int64), cache=words.new_cache()[:1])

@@ -1,0 +1,72 @@
+"""The package as a whole: what importing it costs, which way imports go, what the README says."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hyla
+
+ROOT = Path(__file__).parent.parent
+# Imports go from right to left only.
+LAYERS = ["errors", "config", "layers", "attention", "model", "demo"]
+
+
+def run(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_needs_torch_and_nothing_else() -> None:
+    added = run(
+        "import sys, torch; before = set(sys.modules); import hyla;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    ).split()
+    third_party = {name for name in added if name not in sys.stdlib_module_names}
+    assert third_party <= {"hyla", "torch"}
+
+
+def test_import_takes_little_longer_than_that_of_torch() -> None:
+    code = (
+        "import time; start = time.perf_counter(); import torch; middle = time.perf_counter();"
+        "import hyla; print((time.perf_counter() - start) / (middle - start))"
+    )
+    assert min(float(run(code)) for _ in range(3)) < 1.5
+
+
+def test_imports_go_one_way() -> None:
+    for path in (ROOT / "hyla").rglob("*.py"):
+        parts = path.relative_to(ROOT / "hyla").with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        allowed = LAYERS[: LAYERS.index(parts[0]) + 1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hyla"):
+                target = node.module.split(".")[1:]
+                assert target, f"{path}: import from the module that defines the name"
+                assert target[0] in allowed, f"{path} imports {node.module}"
+
+
+def test_public_names_have_docstrings_and_exist() -> None:
+    for name in hyla.__all__:
+        thing = getattr(hyla, name)
+        if callable(thing):
+            assert thing.__doc__, name
+
+
+def test_the_readme_example_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        run(block)
+
+
+def test_the_readme_lists_every_kind_and_make_target() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for kind in hyla.KINDS:
+        assert f"`{kind}`" in readme
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"make (\w+)", readme):
+        assert target in targets
