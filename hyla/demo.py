@@ -95,7 +95,8 @@ def main() -> None:
             f"   ({time.perf_counter() - start:.0f} s)"
         )
     tokens, _ = fuzzy_functions(torch.Generator().manual_seed(2))
-    codes = population.latent_codes(tokens, layers=[-1], queries=[-1], keys=[-1])
+    with torch.no_grad():
+        codes = population.latent_codes(tokens, layers=[-1], queries=[-1], keys=[-1])
     print("\nLatent codes of the last token attending to itself, last layer, first HYLA model:\n")
     for code in codes[population.config.layers - 1][0, :4, 0, 0]:
         print("  " + "".join(f"{float(score):8.2f}" for score in code))

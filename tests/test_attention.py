@@ -166,16 +166,18 @@ def test_every_way_to_mask_a_key_equals_its_absence(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_query_without_keys_gets_zero_and_zero_gradient(kind: str) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_query_without_keys_gets_zero_and_zero_gradient(kind: str, biased: bool) -> None:
     q, k, v = (x.requires_grad_() for x in inputs())
-    bias = torch.randn(HEADS, QUERIES, KEYS).double().requires_grad_()
+    bias = torch.randn(1, HEADS, QUERIES, KEYS).double() if biased else None
     lengths = torch.tensor([0, 3])
     out = attend(q, k, v, kind=kind, bias=bias, lengths=lengths, deep=deep_weight(kind))
     assert out[0].eq(0).all()
     assert out[1].ne(0).any()
-    for gradient in torch.autograd.grad(out.sum(), (q, k, v, bias)):
+    for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
         assert gradient.isfinite().all()
-        assert gradient.shape[0] != BATCH or gradient[0].eq(0).all()
+        assert gradient[0].eq(0).all()
+        assert gradient[1].ne(0).any()
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

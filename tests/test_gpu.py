@@ -1,0 +1,54 @@
+"""The same definitions on a CUDA device: precision, masks, populations, compilation."""
+
+import pytest
+import torch
+from helpers import ALL_KINDS, deep_weight, inputs, relative_error
+
+from hyla import ModelConfig, attend, build, stack
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("size", [8, 13])
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 2e-2)],
+)
+def test_attend_on_the_gpu_is_near_float64(
+    kind: str, size: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    q, k, v = (x.to(dtype) for x in inputs(23, 29, value_size=size))
+    deep = deep_weight(kind, size, dtype)
+    lengths = torch.tensor([0, 17])
+    exact_deep = None if deep is None else deep.double()
+    exact = attend(
+        q.double(), k.double(), v.double(), kind=kind, causal=True, lengths=lengths, deep=exact_deep
+    )
+    q, k, v = (x.cuda().requires_grad_() for x in (q, k, v))
+    deep = None if deep is None else deep.cuda()
+    given = attend(q, k, v, kind=kind, causal=True, lengths=lengths.cuda(), deep=deep)
+    assert given[0].eq(0).all()
+    assert relative_error(given.cpu(), exact) < tolerance
+    for gradient in torch.autograd.grad(given.sum(), (q, k, v)):
+        assert gradient.isfinite().all()
+        assert gradient[0].eq(0).all()
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_compiled_population_on_the_gpu(kind: str) -> None:
+    torch.compiler.reset()
+    config = ModelConfig(
+        input_size=5, output_size=2, layers=2, width=32, heads=8, head_size=4, attention=kind
+    )
+    models = [build(config, seed) for seed in range(3)]
+    population = stack(models).cuda()
+    x = torch.randn(3, 16, 36, 5)
+    compiled = torch.compile(population, fullgraph=True)
+    given = compiled(x.cuda())
+    for m, alone in enumerate(models):
+        assert relative_error(given[m].cpu(), alone.double()(x[m].double())) < 1e-5
+    gradients = torch.autograd.grad(given.square().sum(), list(population.parameters()))
+    exact = torch.autograd.grad(population(x.cuda()).square().sum(), list(population.parameters()))
+    for ours, theirs in zip(gradients, exact, strict=True):
+        assert relative_error(ours, theirs) < 1e-4
