@@ -1,7 +1,7 @@
 """Configurations: frozen dataclasses, checked on construction, JSON both ways."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self
 
 from hyla.errors import bad_value, unknown_name
@@ -22,6 +22,9 @@ class Config:
         for name in values:
             if name not in names:
                 raise unknown_name(cls.__name__, name, names)
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in values:
+                raise bad_value(f"{cls.__name__}.{field.name}", "nothing", "a value")
         return cls(**values)
 
     @classmethod

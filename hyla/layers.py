@@ -89,9 +89,8 @@ class Embedding(nn.Embedding):
         if self.weight.ndim == 2:
             return super().forward(tokens)
         check_population(tokens, self.weight)
-        first_word = torch.arange(self.weight.shape[0], device=tokens.device) * self.num_embeddings
-        index = tokens + first_word.view(-1, *[1] * (tokens.ndim - 1))
-        return F.embedding(index, self.weight.flatten(0, 1))
+        members = torch.arange(self.weight.shape[0], device=tokens.device)
+        return self.weight[members.view(-1, *[1] * (tokens.ndim - 1)), tokens]
 
 
 def check_population(x: Tensor, parameter: Tensor) -> None:
@@ -104,19 +103,26 @@ def check_population(x: Tensor, parameter: Tensor) -> None:
 def stack(members: Sequence[Module]) -> Module:
     """One module that computes all members at once, along a leading population axis.
 
+    The members must be alike in everything but the values of their parameters.
+
     >>> population = stack([Linear(3, 5), Linear(3, 5)])
     >>> population(torch.randn(2, 7, 3)).shape
     torch.Size([2, 7, 5])
     """
     if not members:
         raise bad_value("members", "none", "at least one module")
+    first = _settings(members[0])
+    for index, other in enumerate(members):
+        settings = _settings(other)
+        differing = [n for n in first | settings if first.get(n) != settings.get(n)]
+        if differing:
+            name = differing[0]
+            given = f"{name} = {first.get(name)} in member 0, {settings.get(name)} in {index}"
+            raise bad_value("members", given, "modules alike in all but their parameters' values")
     stacked = copy.deepcopy(members[0])
     for name, parameter in list(stacked.named_parameters()):
-        if any(member.get_parameter(name).shape != parameter.shape for member in members):
-            shapes = sorted({tuple(member.get_parameter(name).shape) for member in members})
-            raise bad_value("members", f"shapes {shapes} of {name}", "modules of equal shapes")
         values = torch.stack([member.get_parameter(name).detach() for member in members])
-        _replace_parameter(stacked, name, values)
+        _replace_parameter(stacked, name, values, parameter.requires_grad)
     return stacked
 
 
@@ -124,10 +130,26 @@ def member(population: Module, index: int) -> Module:
     """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
     alone = copy.deepcopy(population)
     for name, parameter in list(alone.named_parameters()):
-        _replace_parameter(alone, name, parameter.detach()[index].clone())
+        value = parameter.detach()[index].clone()
+        _replace_parameter(alone, name, value, parameter.requires_grad)
     return alone
 
 
-def _replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+def _settings(module: nn.Module) -> dict[str, object]:
+    """Everything of a module but the values of its parameters, by name."""
+    settings: dict[str, object] = {}
+    for path, part in module.named_modules():
+        settings[path or "module"] = type(part).__name__
+        for name, value in vars(part).items():
+            if not name.startswith("_"):
+                settings[f"{path}.{name}".removeprefix(".")] = value
+    for name, parameter in module.named_parameters():
+        settings[name] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    for name, buffer in module.named_buffers():
+        settings[name] = buffer.tolist()
+    return settings
+
+
+def _replace_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
     owner, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(owner), leaf, nn.Parameter(value))
+    setattr(module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad))

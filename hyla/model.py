@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, einsum, nn
 
-from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention
+from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention, token_index
 from hyla.attention.variants import ACTIVATIONS, KINDS, gelu
 from hyla.config import Config
 from hyla.errors import bad_value
@@ -64,7 +64,7 @@ class ModelConfig(Config):
         self._check_choice("feed_forward", FEED_FORWARDS)
         if self.positions == "rotary" and self.head_size % 2:
             raise bad_value("head_size", self.head_size, "an even number for rotary positions")
-        if self.top_k > self.experts:
+        if self.feed_forward == "moe" and self.top_k > self.experts:
             raise bad_value("top_k", self.top_k, f"at most the number of experts, {self.experts}")
         if self.tied and (self.inputs != "vocabulary" or self.input_size != self.output_size):
             given = f"True with {self.inputs} inputs, sizes {self.input_size}, {self.output_size}"
@@ -242,8 +242,9 @@ class Transformer(nn.Module):
         lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding.
         Returns the logits of every token, `[batch, tokens, output_size]`.
         """
-        if cache is not None and len(cache) != len(self.blocks):
-            raise bad_value("cache", f"{len(cache)} caches", f"one a layer, {len(self.blocks)}")
+        if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
+            expected = f"{len(self.blocks)} different ones, as new_cache makes them"
+            raise bad_value("cache", f"{len(cache)} caches", expected)
         x_BTD = self._embed(tokens)
         for index, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, lengths=lengths, cache=None if cache is None else cache[index])
@@ -259,44 +260,46 @@ class Transformer(nn.Module):
         layers: Sequence[int] | None = None,
         queries: Sequence[int] | Tensor | None = None,
         keys: Sequence[int] | Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """Latent codes `[batch, queries, keys, heads]` of the chosen layers and tokens.
 
         Nothing behind the last chosen layer is computed. Layers, queries and keys may be counted
-        from the end with negative numbers; None means all of them.
+        from the end with negative numbers; None means all of them. The result is by layer number,
+        counted from 0.
         """
         count = len(self.blocks)
-        chosen = range(count) if layers is None else layers
-        if any(not -count <= layer < count for layer in chosen):
-            raise bad_value("layers", list(chosen), f"layer numbers from {-count} to {count - 1}")
-        wanted = {layer % count for layer in chosen}
+        wanted = set(token_index("layers", layers, count, torch.device("cpu")).tolist())
         codes: dict[int, Tensor] = {}
         x_BTD = self._embed(tokens)
         for index, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
             assert isinstance(block, Block)
             if index in wanted:
                 normed = block.attention_norm(x_BTD)
-                codes[index] = block.attention.codes(normed, queries=queries, keys=keys)
+                codes[index] = block.attention.codes(
+                    normed, queries=queries, keys=keys, lengths=lengths
+                )
             if index < max(wanted):
-                x_BTD = block(x_BTD)
+                x_BTD = block(x_BTD, lengths=lengths)
         return codes
 
     def new_cache(self, max_tokens: int | None = None) -> list[KeyValueCache]:
         """An empty key/value cache for each layer, for decoding up to `max_tokens` tokens."""
         if not self.config.causal:
             raise bad_value("cache", "one for a model with causal=False", "a causal model")
-        return [KeyValueCache(max_tokens or self.config.max_tokens) for _ in self.blocks]
+        size = self.config.max_tokens if max_tokens is None else max_tokens
+        return [KeyValueCache(size) for _ in self.blocks]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        config = self.config
-        if config.inputs == "continuous":
-            if tokens.ndim < 3 or tokens.shape[-1] != config.input_size:
-                raise bad_value(
-                    "tokens", list(tokens.shape), f"[batch, tokens, {config.input_size}]"
-                )
-        elif tokens.ndim < 2 or tokens.dtype not in (torch.int32, torch.int64):
+        stacked = self.norm.weight.ndim == 2
+        axes = "member, batch, tokens" if stacked else "batch, tokens"
+        if self.config.inputs == "continuous":
+            if tokens.ndim != 3 + stacked or tokens.shape[-1] != self.config.input_size:
+                expected = f"[{axes}, {self.config.input_size}]"
+                raise bad_value("tokens", list(tokens.shape), expected)
+        elif tokens.ndim != 2 + stacked or tokens.dtype not in (torch.int32, torch.int64):
             given = f"{tokens.dtype} {list(tokens.shape)}"
-            raise bad_value("tokens", given, "whole numbers [batch, tokens]")
+            raise bad_value("tokens", given, f"whole numbers [{axes}]")
         return self.embedding(tokens)
 
 
@@ -308,5 +311,5 @@ def build(config: ModelConfig, seed: int) -> Transformer:
     True
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # of the CPU alone
         return Transformer(config)

@@ -113,7 +113,7 @@ def test_rms_head_codes_have_unit_mean_square_over_heads() -> None:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_gradients_of_every_input(kind: str) -> None:
     q, k, v = (x[:, :3, :, :2].clone().requires_grad_() for x in inputs())
-    bias = torch.randn(HEADS, 3, 3).double().requires_grad_()
+    bias = torch.randn(1, HEADS, 3, 3).double().requires_grad_()
     deep = deep_weight(kind, value_size=2)
     tensors = (q, k, v, bias) if deep is None else (q, k, v, bias, deep.requires_grad_())
 
@@ -206,6 +206,15 @@ def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, toleran
     assert relative_error(given, exact) < tolerance
 
 
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_float16_scores_may_exceed_its_range_before_scaling(kind: str) -> None:
+    q = torch.full((1, 3, 2, 64), 40.0).half()  # q . k = 102,400, beyond 65,504
+    deep = torch.eye(64).expand(2, 64, 64).half() if kind == "hyla+deep" else None
+    assert latent_codes(q, q, kind=kind).isfinite().all()
+    if KINDS[kind].normaliser != "none":  # a code of 12,800 squared is beyond the range itself
+        assert attend(q, q, q / 40, kind=kind, deep=deep).isfinite().all()
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
 def test_the_nonlinearity_is_a_setting(activation: str) -> None:
     q, k, v = inputs()
@@ -237,15 +246,22 @@ def test_a_combination_of_your_own() -> None:
         ({"mask": torch.ones(QUERIES, KEYS)}, "mask: expected a boolean tensor"),
         (
             {"mask": torch.ones(BATCH, QUERIES, KEYS, dtype=torch.bool)},
-            r"mask: expected a shape that broadcasts to .*\[2, 3, 5, 7\].*, got \[2, 5, 7\]",
+            r"mask: expected \[keys\], \[queries, keys\], or all .*\[2, 3, 5, 7\], got \[2, 5, 7\]",
         ),
         ({"mask": torch.ones(KEYS, QUERIES, dtype=torch.bool)}, "mask: .*got \\[7, 5\\]"),
         ({"bias": torch.ones(KEYS, dtype=torch.bool)}, "bias: expected a floating-point"),
-        ({"bias": torch.ones(11)}, "bias: expected a shape"),
+        ({"bias": torch.ones(11)}, r"bias: expected \[keys\].*got \[11\]"),
         ({"lengths": torch.tensor([1, 2, 3])}, r"lengths: expected integers of shape \[2\]"),
         ({"lengths": torch.tensor([1.0, 2.0])}, "lengths: expected integers"),
-        ({"eps": 0.0}, "eps: expected a number above 0 .*NaN"),
-        ({"eps": float("nan")}, "eps: expected a number above 0"),
+        ({"eps": 0.0}, "eps: expected a finite number of at least 1.2e-38"),
+        ({"eps": 1e-46}, "eps: expected a finite number"),
+        ({"mask": [True]}, "mask: expected a tensor, got list"),
+        ({"lengths": [3, 4]}, "lengths: expected a tensor, got list"),
+        (
+            {"kind": "hyla+deep", "deep": torch.ones(5, 3, 13, 13).double()},
+            r"deep: expected \[heads, size, size\].*got \[5, 3, 13, 13\]",
+        ),
+        ({"eps": float("nan")}, "eps: expected a finite number"),
         ({"scale": float("inf")}, "scale: expected a finite number, got inf"),
         ({"kind": "hyla+deep"}, r"deep: expected \[heads, size, size\] = \[3, 13, 13\].*got None"),
         ({"deep": torch.ones(3, 13, 13)}, "deep: expected None for the kind 'HYLA'"),

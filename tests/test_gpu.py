@@ -45,10 +45,13 @@ def test_a_compiled_population_on_the_gpu(kind: str) -> None:
     population = stack(models).cuda()
     x = torch.randn(3, 16, 36, 5)
     compiled = torch.compile(population, fullgraph=True)
+    # Scaled by the norm of all gradients: some are 0 but for rounding (keys' biases in a softmax).
     given = compiled(x.cuda())
-    for m, alone in enumerate(models):
-        assert relative_error(given[m].cpu(), alone.double()(x[m].double())) < 1e-5
     gradients = torch.autograd.grad(given.square().sum(), list(population.parameters()))
-    exact = torch.autograd.grad(population(x.cuda()).square().sum(), list(population.parameters()))
-    for ours, theirs in zip(gradients, exact, strict=True):
-        assert relative_error(ours, theirs) < 1e-4
+    for m, alone in enumerate(models):
+        exact = alone.double()(x[m].double())
+        assert relative_error(given[m].cpu(), exact) < 1e-5
+        exact_gradients = torch.autograd.grad(exact.square().sum(), list(alone.parameters()))
+        scale = sum(gradient.norm().square() for gradient in exact_gradients).sqrt()
+        for ours, theirs in zip(gradients, exact_gradients, strict=True):
+            assert (ours[m].cpu().double() - theirs).norm() / scale < 1e-5

@@ -93,6 +93,21 @@ def test_value_networks_of_a_population(kind: str) -> None:
         torch.testing.assert_close(together(x)[index], alone(x[index]))
 
 
+def test_value_networks_in_bfloat16_and_under_lengths() -> None:
+    layer, x = make("hyla", dtype=torch.bfloat16), tokens().bfloat16()
+    assert value_networks(layer, x).weights[0].dtype == torch.bfloat16
+    layer, x, lengths = make("hyla"), tokens(), torch.tensor([3, 7])
+    y = value_networks(layer, x, lengths=lengths)(x).sum(dim=-2) + layer.output.bias
+    torch.testing.assert_close(y, layer(x, lengths=lengths))
+
+
+def test_the_networks_refuse_the_tokens_of_other_keys() -> None:
+    layer, x = make("hyla"), tokens()
+    networks = value_networks(layer, x, keys=[0, 3])
+    with pytest.raises(ValueError, match="x: expected the tokens of the 2 chosen keys"):
+        networks(x)
+
+
 def test_cross_attention_has_value_networks_too() -> None:
     layer = make("hyla", context_width=11)
     x, context = tokens(), torch.randn(2, 17, 11, dtype=torch.float64)

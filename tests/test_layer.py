@@ -5,7 +5,8 @@ import torch
 from helpers import ALL_KINDS, relative_error
 from torch import nn
 
-from hyla import KINDS, KeyValueCache, MultiHeadAttention
+from hyla import KINDS, KeyValueCache, MultiHeadAttention, attend
+from hyla.attention.positions import rotate, t5_buckets
 
 WIDTH, HEADS, SIZE, TOKENS, BATCH = 19, 3, 2, 7, 2
 
@@ -142,7 +143,8 @@ def test_without_biases() -> None:
         ({"width": 6, "heads": 2, "positions": "rotary"}, "head_size: expected an even"),
         ({"width": 6, "heads": 2, "positions": "rotari"}, "Did you mean 'rotary'"),
         ({"width": 6, "heads": 2, "kind": "sofmax"}, "Did you mean 'softmax'"),
-        ({"width": 6, "heads": 2, "eps": -1.0}, "eps: expected a number above 0"),
+        ({"width": 6, "heads": 2, "eps": -1.0}, "eps: expected a finite number"),
+        ({"width": 6, "heads": 2, "rotary_base": -1.0}, "rotary_base: expected a finite number"),
         ({"width": 6, "heads": 2, "causal": True, "context_width": 5}, "causal: expected False"),
     ],
 )
@@ -161,12 +163,93 @@ def test_bad_input_names_the_argument() -> None:
         layer(tokens(), tokens())
     with pytest.raises(ValueError, match=r"context: expected \[batch, tokens, 11\], got None"):
         crossed(tokens())
-    with pytest.raises(ValueError, match="keys: expected token numbers from -7 to 6"):
+    with pytest.raises(
+        ValueError, match=r"keys: expected a list of whole numbers from -7 to 6, got \[7\]"
+    ):
         layer.codes(tokens(), keys=[7])
+    for bad in (-1, [1.5], torch.tensor([True, False])):
+        with pytest.raises(ValueError, match="queries: expected a list of whole numbers"):
+            layer.codes(tokens(), queries=bad)
     causal, cache = make(causal=True), KeyValueCache(8)
     causal(tokens(), cache=cache)
     with pytest.raises(ValueError, match="max_tokens: expected a cache for at least 9 tokens"):
         causal(tokens(2), cache=cache)
-    with pytest.raises(ValueError, match=r"cache: expected the batch of the earlier steps, \[2\]"):
+    with pytest.raises(ValueError, match=r"cache: expected keys as in the earlier steps"):
         causal(tokens(1)[:1], cache=cache)
+    with pytest.raises(ValueError, match=r"mask: expected a boolean"):
+        causal(tokens(1), cache=cache, mask=torch.ones(8))
     assert cache.tokens == TOKENS  # a refused step leaves the cache as it was
+
+
+def test_gradients_of_cached_steps_reach_the_current_step() -> None:
+    layer, x = make(causal=True), tokens()
+    cache = KeyValueCache(TOKENS)
+    layer(x[:, :4], cache=cache)
+    parameters = list(layer.parameters())
+    given = torch.autograd.grad(layer(x[:, 4:], cache=cache).sum(), parameters)
+    constant = (projection(x[:, :4]).detach() for projection in (layer.key, layer.value))
+    k, v = (past.unflatten(-1, (HEADS, SIZE)) for past in constant)
+    q, k_now, v_now = (
+        projection(x[:, 4:]).unflatten(-1, (HEADS, SIZE))
+        for projection in (layer.query, layer.key, layer.value)
+    )
+    k, v = torch.cat((k, k_now), dim=1), torch.cat((v, v_now), dim=1)
+    exact = layer.output(attend(q, k, v, kind="hyla", causal=True).flatten(-2))
+    for ours, theirs in zip(given, torch.autograd.grad(exact.sum(), parameters), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_two_cached_steps_can_be_differentiated_together(kind: str) -> None:
+    layer, x, cache = make(kind, causal=True), tokens(), KeyValueCache(TOKENS)
+    (layer(x[:, :3], cache=cache).sum() + layer(x[:, 3:], cache=cache).sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+def test_every_setting_reaches_the_computation() -> None:
+    """The layer is `attend` of its projections, with the settings it was made with."""
+    settings = {"activation": "tanh", "eps": 0.3, "rotary_base": 7.0, "positions": "rotary"}
+    layer, x = make("hyla", **settings), tokens()
+    bias = torch.randn(1, HEADS, TOKENS, TOKENS).double()
+    mask = torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.3
+    q, k, v = (
+        projection(x).unflatten(-1, (HEADS, SIZE))
+        for projection in (layer.query, layer.key, layer.value)
+    )
+    q, k = (rotate(z, torch.arange(TOKENS), base=7.0) for z in (q, k))
+    options = {"activation": "tanh", "eps": 0.3, "bias": bias, "mask": mask}
+    exact = layer.output(attend(q, k, v, kind="hyla", **options).flatten(-2))
+    torch.testing.assert_close(layer(x, bias=bias, mask=mask), exact)
+
+
+def test_the_largest_distance_reaches_the_relative_bias() -> None:
+    layer = make(positions="t5", buckets=4, max_distance=64)
+    assert layer.relative_bias.bucket_of_distance.tolist() == t5_buckets(4, 64)
+
+
+@pytest.mark.parametrize("kind", ["hyla", "softmax"])
+@pytest.mark.parametrize("positions", ["none", "t5"])
+def test_chosen_codes_under_masks_lengths_and_bias(kind: str, positions: str) -> None:
+    layer, x = make(kind, positions=positions), tokens()
+    options = {
+        "mask": torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.3,
+        "lengths": torch.tensor([4, 6]),
+        "bias": torch.randn(1, HEADS, TOKENS, TOKENS).double(),
+    }
+    every = layer.codes(x, **options)
+    z = torch.einsum("bqkh,bkhd->bqhd", every, layer.value(x).unflatten(-1, (HEADS, SIZE)))
+    if kind == "softmax":
+        torch.testing.assert_close(layer.output(z.flatten(-2)), layer(x, **options))
+    chosen = layer.codes(x, queries=[5, 1], keys=[3, 4], **options)
+    torch.testing.assert_close(chosen, every[:, [5, 1]][:, :, [3, 4]])
+    alone = layer.codes(x, queries=[0], keys=[1], bias=torch.zeros(TOKENS).double())
+    torch.testing.assert_close(alone, layer.codes(x, queries=[0], keys=[1]))
+
+
+def test_a_layer_made_on_the_meta_device_gets_everything_with_its_weights() -> None:
+    layer, x = make(positions="t5"), tokens()
+    with torch.device("meta"):
+        empty = make(positions="t5")
+    empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(layer.state_dict())
+    assert empty(x).equal(layer(x))

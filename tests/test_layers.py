@@ -103,9 +103,45 @@ def test_a_member_comes_back_as_it_went_in() -> None:
     assert models[1].norm.weight.ne(0).all()
 
 
+def test_frozen_parameters_stay_frozen() -> None:
+    models = population()
+    for model in models:
+        model.embedding.requires_grad_(False)
+    stacked = stack(models)
+    assert not stacked.embedding.weight.requires_grad
+    assert not member(stacked, 0).embedding.weight.requires_grad
+    assert stacked.norm.weight.requires_grad
+
+
+def test_a_word_outside_the_vocabulary_is_not_another_members() -> None:
+    stacked = stack([Embedding(11, 3), Embedding(11, 3)])
+    with pytest.raises(IndexError):
+        stacked(torch.full((2, 1, 5), 11))
+
+
+def test_a_forgotten_population_axis_is_refused() -> None:
+    stacked = stack(population(positions="none"))
+    with pytest.raises(ValueError, match=r"tokens: expected \[member, batch, tokens, 5\]"):
+        stacked(torch.randn(MEMBERS, TOKENS, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"x: expected \[member, batch, tokens, 11\]"):
+        stacked.blocks[0].attention(torch.randn(MEMBERS, TOKENS, 11, dtype=torch.float64))
+
+
 def test_stack_and_stacked_layers_refuse_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"members: expected modules of equal shapes, got shapes"):
-        stack([Linear(3, 5), Linear(3, 7)])
+    for others in ([Linear(3, 7)], [Linear(3, 5, bias=False)], [Linear(3, 5), LayerNorm(3)]):
+        for members in ([Linear(3, 5), *others], [*others, Linear(3, 5)]):
+            with pytest.raises(ValueError, match="members: expected modules alike in all but"):
+                stack(members)
+    for options in (
+        {"attention": "linear"},
+        {"layers": 1},
+        {"causal": True},
+        {"activation": "gelu"},
+        {"positions": "none"},
+        {"max_tokens": 8},
+    ):
+        with pytest.raises(ValueError, match=r"members: expected .* in member 0, .* in 1\."):
+            stack([population()[0], population(**options)[0]])
     with pytest.raises(ValueError, match="members: expected at least one module"):
         stack([])
     for layer, x in (

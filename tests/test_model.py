@@ -113,6 +113,16 @@ def test_the_block_is_pre_norm() -> None:
     torch.testing.assert_close(block(x), z + block.feed_forward(block.feed_forward_norm(z)))
 
 
+def test_the_feed_forward_layer_is_gelu_and_the_activation_reaches_the_attention() -> None:
+    model = build(ModelConfig(**SMALL, activation="tanh"), seed=0)
+    mlp, x = model.blocks[0].feed_forward, torch.randn(2, 7, 11)
+    hidden = x @ mlp.hidden.weight.T + mlp.hidden.bias
+    inner = (2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)
+    exact = (0.5 * hidden * (1 + inner.tanh())) @ mlp.output.weight.T + mlp.output.bias
+    torch.testing.assert_close(mlp(x), exact)
+    assert model.blocks[0].attention.activation == "tanh"
+
+
 def test_tied_output_is_the_embedding() -> None:
     options = {"inputs": "vocabulary", "input_size": 17, "output_size": 17, "tied": True}
     model = build(ModelConfig(**(SMALL | options)), seed=0)
@@ -159,6 +169,14 @@ def test_latent_codes_of_chosen_layers(kind: str) -> None:
     assert sorted(model.latent_codes(x)) == [0, 1, 2]
 
 
+def test_latent_codes_of_padded_sequences() -> None:
+    model = build(ModelConfig(**SMALL), seed=0).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64)
+    padded = model.latent_codes(x, layers=[2], queries=[3], keys=[3], lengths=torch.tensor([4, 7]))
+    exact = model.latent_codes(x[:1, :4], layers=[2], queries=[3], keys=[3])
+    torch.testing.assert_close(padded[2][:1], exact[2])
+
+
 def test_latent_codes_stop_at_the_last_chosen_layer() -> None:
     model = build(ModelConfig(**SMALL), seed=0)
     ran: list[int] = []
@@ -184,7 +202,10 @@ def test_config_json_both_ways() -> None:
         ({"feed_forward": "mpl"}, "feed_forward: unknown name 'mpl'. Did you mean 'mlp'"),
         ({"positions": "t6"}, "positions: unknown name 't6'. Did you mean 't5'"),
         ({"inputs": "words"}, "inputs: unknown name 'words'"),
-        ({"experts": 2, "top_k": 3}, "top_k: expected at most the number of experts, 2, got 3"),
+        (
+            {"feed_forward": "moe", "experts": 2, "top_k": 3},
+            "top_k: expected at most the number of experts, 2, got 3",
+        ),
         ({"positions": "rotary", "head_size": 3}, "head_size: expected an even number"),
         ({"tied": True}, "tied: expected a vocabulary that is also the output"),
         ({"max_tokens": 1}, "max_tokens: expected a whole number of at least 2"),
@@ -200,6 +221,10 @@ def test_an_unknown_field_is_refused_with_the_nearest() -> None:
         ValueError, match=r"ModelConfig: unknown name 'layer'\. Did you mean 'layers'"
     ):
         ModelConfig.from_dict({"input_size": 5, "output_size": 1, "layer": 4})
+    with pytest.raises(
+        ValueError, match=r"ModelConfig\.output_size: expected a value, got nothing"
+    ):
+        ModelConfig.from_json('{"input_size": 5}')
     with pytest.raises(ValueError, match="ModelConfig: expected a JSON object, got list"):
         ModelConfig.from_json("[]")
 
@@ -210,10 +235,12 @@ def test_bad_tokens_name_the_argument() -> None:
         model(torch.randn(2, 7, 3))
     with pytest.raises(ValueError, match="cache: expected a causal model"):
         model.new_cache()
-    with pytest.raises(ValueError, match="layers: expected layer numbers from -3 to 2"):
+    with pytest.raises(ValueError, match="layers: expected a list of whole numbers from -3 to 2"):
         model.latent_codes(torch.randn(2, 7, 5), layers=[3])
     words = build(ModelConfig(**(SMALL | {"inputs": "vocabulary", "causal": True})), seed=0)
     with pytest.raises(ValueError, match=r"tokens: expected whole numbers \[batch, tokens\]"):
         words(torch.randn(2, 7))
-    with pytest.raises(ValueError, match="cache: expected one a layer, 3, got 1 caches"):
+    with pytest.raises(
+        ValueError, match="cache: expected 3 different ones, as new_cache makes them, got 1"
+    ):
         words(torch.ones(2, 7, dtype=torch.int64), cache=words.new_cache()[:1])

@@ -46,7 +46,7 @@ def test_buckets_are_monotone_and_follow_the_formula(buckets: int, max_distance:
 
 
 def test_bias_is_unidirectional_and_shared_by_distance() -> None:
-    bias = RelativeBias(heads=3, buckets=6)(torch.arange(7), torch.arange(7))[0]
+    bias = RelativeBias(heads=3, buckets=6)(7, 7)[0]
     for distance in range(7):
         diagonal = bias.diagonal(-distance, dim1=1, dim2=2)
         assert diagonal.eq(diagonal[:, :1]).all()
@@ -56,8 +56,22 @@ def test_bias_is_unidirectional_and_shared_by_distance() -> None:
 
 def test_bias_beyond_the_largest_distance_is_the_last_bucket() -> None:
     relative = RelativeBias(heads=2, buckets=4)
-    far = relative(torch.tensor([1000]), torch.tensor([0]))
+    far = relative(1, 1, start=1000)
     assert far.flatten().equal(relative.table[:, -1])
+
+
+@pytest.mark.parametrize("queries, keys, start", [(5, 7, 0), (7, 5, 0), (1, 11, 10), (3, 13, 10)])
+def test_bias_by_shifted_rows_equals_indexing(queries: int, keys: int, start: int) -> None:
+    relative = RelativeBias(heads=3, buckets=6, max_distance=9, dtype=torch.float64)
+    indexed = relative.at(torch.arange(start, start + queries), torch.arange(keys))
+    shifted = relative(queries, keys, start)
+    assert shifted.equal(indexed)
+    weights = torch.randn_like(indexed)
+    gradients = [
+        torch.autograd.grad((bias * weights).sum(), relative.table)[0]
+        for bias in (shifted, indexed)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_bias_table_is_initialised_by_the_number_of_buckets() -> None:

@@ -40,11 +40,13 @@ def attend(
     mask: boolean, True = attend, broadcastable to `[batch, heads, queries, keys]`.
     lengths: integers `[batch]`; only the first `lengths[b]` keys of sequence b take part.
     bias: added to the scaled scores, broadcastable like the mask; -inf masks the pair.
+        Mask and bias have the axes `[keys]`, `[queries, keys]` or all of them.
     deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
-        with a population, `[members, 1, heads, size, size]`.
+        with a population, `[member, 1, heads, size, size]`.
     scale: of the scores, 1 / sqrt(size) by default. eps: under the root of RMSHead.
 
-    A masked pair contributes nothing, for every kind; a query without any key gets 0.
+    A masked pair contributes nothing, for every kind (its key and value must still be finite); a
+    query without any key gets 0.
 
     >>> q = k = v = torch.randn(2, 5, 3, 4)
     >>> attend(q, k, v, kind="hyla", causal=True).shape
@@ -118,7 +120,10 @@ def _standard_attention(
     lengths: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """The softmax kind through PyTorch's own fused attention, which takes no learned bias."""
+    """The softmax kind through PyTorch's own attention.
+
+    Not used with a bias: on the CPU its gradient does not work under `torch.func.vmap`.
+    """
     square_causal = causal and q.shape[-3] == k.shape[-3] and mask is lengths is None
     pairs = None if square_causal else _allowed(q, k, causal, mask, lengths, None)
     out_BHQV = F.scaled_dot_product_attention(
@@ -148,6 +153,8 @@ def _check_scores(
         raise bad_value("q, k", shapes, "[batch, tokens, heads, size], with as many axes each")
     batch, queries, heads, size = q.shape[:-3], q.shape[-3], q.shape[-2], q.shape[-1]
     keys = k.shape[-3]
+    if size < 1:
+        raise bad_value("q", list(q.shape), "a head size of at least 1")
     if k.shape[:-3] != batch or k.shape[-2:] != q.shape[-2:]:
         expected = f"the batch, heads and size of q, {[*batch, 'keys', heads, size]}"
         raise bad_value("k", list(k.shape), expected)
@@ -155,19 +162,29 @@ def _check_scores(
         raise bad_value("q, k", f"{q.dtype} and {k.dtype}", "one floating-point dtype")
     if causal and queries > keys:
         raise bad_value("causal", f"{queries} queries and {keys} keys", "at most one query a key")
-    _check_pairs((*batch, heads, queries, keys), mask, lengths, bias)
-    if not (eps > 0 and math.isfinite(eps)):
-        raise bad_value("eps", eps, "a number above 0 (masked scores are 0, and 0 / 0 is NaN)")
+    check_pairs((*batch, heads, queries, keys), mask, lengths, bias)
+    check_eps(eps)
     if scale is None:
-        return 1 / math.sqrt(size)
-    if not math.isfinite(scale):
+        return size**-0.5
+    if not -math.inf < scale < math.inf:
         raise bad_value("scale", scale, "a finite number")
     return scale
 
 
-def _check_pairs(
+def check_eps(eps: float) -> None:
+    """Refuses an epsilon of RMSHead that leads to NaN: a masked score is 0, and 0 / 0 is NaN."""
+    tiny = torch.finfo(torch.float32).tiny
+    if not tiny <= eps < math.inf:
+        raise bad_value("eps", eps, f"a finite number of at least {tiny:.1e}, the least of float32")
+
+
+def check_pairs(
     pairs: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None, bias: Tensor | None
 ) -> None:
+    """Refuses a mask, lengths or a bias that do not fit `[batch, heads, queries, keys]`."""
+    for name, argument in (("mask", mask), ("lengths", lengths), ("bias", bias)):
+        if argument is not None and not isinstance(argument, Tensor):
+            raise bad_value(name, type(argument).__name__, "a tensor")
     batch = pairs[:-3]
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -188,12 +205,13 @@ def _check_pairs(
 
 def _check_broadcast(name: str, tensor: Tensor, target: tuple[int, ...]) -> None:
     sizes = tuple(tensor.shape)
-    fits = len(sizes) <= len(target) and all(
+    # Three axes could be the heads' or the sequences': refused rather than guessed.
+    fits = len(sizes) in (1, 2, len(target)) and all(
         size in (1, wanted) for size, wanted in zip(reversed(sizes), reversed(target), strict=False)
     )
     if not fits:
         axes = f"[batch, heads, queries, keys] = {list(target)}"
-        expected = f"a shape that broadcasts to {axes}; one a sequence is [batch, 1, queries, keys]"
+        expected = f"[keys], [queries, keys], or all axes broadcastable to {axes}"
         raise bad_value(name, list(sizes), expected)
 
 
@@ -205,7 +223,12 @@ def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None
         if deep is not None:
             raise bad_value("deep", list(deep.shape), f"None for the kind {kind.title!r}")
         return
-    heads, size = v.shape[-2:]
-    if deep is None or tuple(deep.shape[-3:]) != (heads, size, size):
+    *batch, _, heads, size = v.shape
+    if (
+        deep is None
+        or tuple(deep.shape[-3:]) != (heads, size, size)
+        or len(deep.shape) > len(v.shape)
+        or any(s not in (1, b) for s, b in zip(deep.shape[:-3], batch, strict=False))
+    ):
         expected = f"[heads, size, size] = {[heads, size, size]} for the kind {kind.title!r}"
         raise bad_value("deep", None if deep is None else list(deep.shape), expected)

@@ -10,6 +10,7 @@ from torch import Tensor, einsum
 
 from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import find_activation
+from hyla.errors import bad_value
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class ValueNetwork:
 
         Its sum over all keys, plus the bias of the output projection, is the layer's output.
         """
+        keys = self.weights[0].shape[-3]
+        if x_BKE.shape[-2] != keys:
+            raise bad_value("x", list(x_BKE.shape), f"the tokens of the {keys} chosen keys")
         h_BQKE = einsum("...qkoe,...ke->...qko", self.weights[0], x_BKE)
         if self.bias is not None:
             h_BQKE = h_BQKE + self.bias
@@ -45,8 +49,13 @@ def value_networks(
     *,
     queries: Sequence[int] | Tensor | None = None,
     keys: Sequence[int] | Tensor | None = None,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> ValueNetwork:
     """Materialises the value networks of a layer for the chosen queries and keys.
+
+    The arguments are those of `MultiHeadAttention.codes`.
 
     >>> import torch
     >>> layer, x = MultiHeadAttention(width=6, heads=3, kind="hyla"), torch.randn(1, 5, 6)
@@ -57,7 +66,9 @@ def value_networks(
     >>> y.allclose(layer(x)[:, -1:], atol=1e-5)
     True
     """
-    a_BQKH = layer.codes(x, context, queries=queries, keys=keys)
+    a_BQKH = layer.codes(
+        x, context, queries=queries, keys=keys, mask=mask, lengths=lengths, bias=bias
+    ).to(layer.value.weight.dtype)
     heads_size = (layer.heads, layer.head_size)
     # The axis of size 1 stands for the batch, behind the population if there is one.
     value_HVE = layer.value.weight.unflatten(-2, heads_size).unsqueeze(-4)
@@ -71,8 +82,8 @@ def value_networks(
         pairs = (*a_BQKH.shape[:-1], -1, -1)
         first = value_HVE.flatten(-3, -2).unsqueeze(-3).unsqueeze(-3).expand(pairs)
         last = einsum("...qkh,...hev->...qkehv", a_BQKH, out_HEV).flatten(-2)
-        bias = None if bias_HV is None else bias_HV.flatten(-2).unsqueeze(-2).unsqueeze(-2)
-        return ValueNetwork((first, last), bias, phi)
+        shift = None if bias_HV is None else bias_HV.flatten(-2).unsqueeze(-2).unsqueeze(-2)
+        return ValueNetwork((first, last), shift, phi)
     if layer.kind.value_network == "linear":
         product_HEE = einsum("...hov,...hve->...hoe", out_HEV, value_HVE)
         weight = einsum("...qkh,...hoe->...qkoe", a_BQKH, product_HEE)
@@ -82,5 +93,5 @@ def value_networks(
         return ValueNetwork((weight,), einsum("...qkh,...ho->...qko", a_BQKH, product_HE), phi)
     generated = [value_HVE] if layer.deep is None else [value_HVE, layer.deep.unsqueeze(-4)]
     weights = [einsum("...qkh,...hoi->...qkoi", a_BQKH, w) for w in [*generated, out_HEV]]
-    bias = None if bias_HV is None else einsum("...qkh,...hv->...qkv", a_BQKH, bias_HV)
-    return ValueNetwork(tuple(weights), bias, phi)
+    shift = None if bias_HV is None else einsum("...qkh,...hv->...qkv", a_BQKH, bias_HV)
+    return ValueNetwork(tuple(weights), shift, phi)

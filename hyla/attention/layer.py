@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hyla.attention import attend, latent_codes
+from hyla.attention import attend, check_eps, check_pairs, latent_codes
 from hyla.attention.positions import RelativeBias, rotate
+from hyla.attention.reference import allowed_pairs
 from hyla.attention.variants import Kind, find_activation, find_kind
 from hyla.errors import bad_value, unknown_name
 from hyla.layers import Linear, lecun_normal_
@@ -17,8 +18,14 @@ POSITIONS = ("none", "t5", "rotary")
 class KeyValueCache:
     """Keys and values of the tokens seen so far, for step-by-step decoding with one layer.
 
-    The memory for `max_tokens` is taken at the first step. The cache holds constants: no gradient
-    flows into earlier steps.
+    The memory for `max_tokens` is taken at the first step. Earlier steps are constants: gradients
+    reach the tokens of the current step only.
+
+    >>> layer, cache = MultiHeadAttention(12, 3, causal=True), KeyValueCache(max_tokens=5)
+    >>> x = torch.randn(2, 5, 12)
+    >>> steps = [layer(x[:, i : i + 1], cache=cache) for i in range(5)]
+    >>> torch.cat(steps, dim=1).allclose(layer(x), atol=1e-5)
+    True
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -29,24 +36,34 @@ class KeyValueCache:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
-    def append(self, k_BTHD: Tensor, v_BTHV: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the keys and values of new tokens; returns those of all tokens so far."""
+    def extended(self, k_BTHD: Tensor, v_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens with those of new ones, which count after `advance`."""
         end = self.tokens + k_BTHD.shape[-3]
         if end > self.max_tokens:
             raise bad_value("max_tokens", self.max_tokens, f"a cache for at least {end} tokens")
         if self._keys is None or self._values is None:
-            self._keys = self._allocate(k_BTHD)
-            self._values = self._allocate(v_BTHV)
-        if self._keys.shape[:-3] != k_BTHD.shape[:-3]:
-            expected = f"the batch of the earlier steps, {list(self._keys.shape[:-3])}"
-            raise bad_value("cache", f"a batch of {list(k_BTHD.shape[:-3])}", expected)
-        self._keys[..., self.tokens : end, :, :] = k_BTHD.detach()
-        self._values[..., self.tokens : end, :, :] = v_BTHV.detach()
-        self.tokens = end
-        return self._keys[..., :end, :, :], self._values[..., :end, :, :]
+            self._keys, self._values = self._allocate(k_BTHD), self._allocate(v_BTHD)
+        step, before = k_BTHD[..., :0, :, :], self._keys[..., :0, :, :]
+        if (step.shape, step.dtype, step.device) != (before.shape, before.dtype, before.device):
+            given = f"{step.dtype} {list(step.shape)} on {step.device}"
+            expected = f"keys as in the earlier steps, {before.dtype} {list(before.shape)} on "
+            raise bad_value("cache", given, f"{expected}{before.device}")
+        return self._extend(self._keys, k_BTHD), self._extend(self._values, v_BTHD)
+
+    def advance(self, tokens: int) -> None:
+        """Counts the tokens last given to `extended` as seen."""
+        self.tokens += tokens
+
+    def _extend(self, memory_BTHD: Tensor, new_BTHD: Tensor) -> Tensor:
+        end = self.tokens + new_BTHD.shape[-3]
+        memory_BTHD[..., self.tokens : end, :, :] = new_BTHD.detach()
+        if torch.is_grad_enabled() and new_BTHD.requires_grad:
+            return torch.cat((memory_BTHD[..., : self.tokens, :, :], new_BTHD), dim=-3)
+        return memory_BTHD[..., :end, :, :]
 
     def _allocate(self, x_BTHD: Tensor) -> Tensor:
-        return x_BTHD.new_empty((*x_BTHD.shape[:-3], self.max_tokens, *x_BTHD.shape[-2:]))
+        shape = (*x_BTHD.shape[:-3], self.max_tokens, *x_BTHD.shape[-2:])
+        return torch.empty(shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
 
 
 class MultiHeadAttention(nn.Module):
@@ -76,9 +93,12 @@ class MultiHeadAttention(nn.Module):
     | `codes(...)`                          | a_{h,q,k}, the latent code z          |
     | `hypernetwork.value_networks(...)`    | W_{q,k} and W'_{q,k}                  |
 
-    All four projections have biases unless `bias=False`. `positions="t5"` adds a relative position
-    bias to the scores (`buckets` and `max_distance`), `"rotary"` turns queries and keys. With
-    `context_width`, keys and values come from a context of that width (cross-attention).
+    All four projections have biases unless `bias=False`; `deep` has none, and a variance of
+    1 / head_size at the start. `positions="t5"` adds a relative position bias to the scores
+    (`buckets` and `max_distance`), in which all keys after the query share one bucket, causal or
+    not; `"rotary"` turns queries and keys. With `context_width`, keys and values come from a
+    context of that width (cross-attention). Only softmax codes sum to 1: the output of the other
+    kinds grows with the number of keys.
 
     >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla", causal=True)
     >>> layer(torch.randn(2, 10, 48)).shape
@@ -117,10 +137,11 @@ class MultiHeadAttention(nn.Module):
                 raise bad_value("heads", heads, expected)
             head_size = width // heads
         if head_size < 1 or (positions == "rotary" and head_size % 2):
-            parity = "even " if positions == "rotary" else ""
-            raise bad_value("head_size", head_size, f"an {parity}whole number of at least 1")
-        if not eps > 0:
-            raise bad_value("eps", eps, "a number above 0 (masked scores are 0, and 0 / 0 is NaN)")
+            parity = "an even " if positions == "rotary" else "a "
+            raise bad_value("head_size", head_size, f"{parity}whole number of at least 1")
+        check_eps(eps)
+        if not 1 < rotary_base < torch.inf:
+            raise bad_value("rotary_base", rotary_base, "a finite number above 1")
         if causal and context_width is not None:
             expected = "False with context_width: a context has no order relative to the queries"
             raise bad_value("causal", causal, expected)
@@ -166,16 +187,14 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and not self.causal:
             raise bad_value("cache", "one for a layer with causal=False", "a causal layer")
         start = 0 if cache is None else cache.tokens
-        query_positions = torch.arange(start, start + x.shape[-2], device=x.device)
-        source_positions = (
-            query_positions if context is None else torch.arange(source.shape[-2], device=x.device)
-        )
-        q_BQHD = self._project(self.query, x, query_positions)
-        k_BKHD = self._project(self.key, source, source_positions)
-        v_BKHD = self._project(self.value, source)
+        q_BQHD = self._project(self.query, x, start)
+        k_BKHD = self._project(self.key, source, start)
+        v_BKHD = self.value(source).unflatten(-1, (self.heads, self.head_size))
         if cache is not None:
-            k_BKHD, v_BKHD = cache.append(k_BKHD, v_BKHD)
-            source_positions = torch.arange(k_BKHD.shape[-3], device=x.device)
+            k_BKHD, v_BKHD = cache.extended(k_BKHD, v_BKHD)
+        if self.relative_bias is not None:
+            relative = self.relative_bias(q_BQHD.shape[-3], k_BKHD.shape[-3], start)
+            bias = relative if bias is None else relative + bias
         z_BQHD = attend(
             q_BQHD,
             k_BKHD,
@@ -185,10 +204,12 @@ class MultiHeadAttention(nn.Module):
             causal=self.causal,
             mask=mask,
             lengths=lengths,
-            bias=self._score_bias(query_positions, source_positions, bias),
+            bias=bias,
             deep=None if self.deep is None else self.deep.unsqueeze(-4).to(v_BKHD.dtype),
             eps=self.eps,
         )
+        if cache is not None:
+            cache.advance(x.shape[-2])
         return self.output(z_BQHD.flatten(-2))
 
     def codes(
@@ -198,11 +219,15 @@ class MultiHeadAttention(nn.Module):
         *,
         queries: Sequence[int] | Tensor | None = None,
         keys: Sequence[int] | Tensor | None = None,
+        mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Latent codes of the chosen queries and keys, `[batch, queries, keys, heads]`.
 
         Only the chosen pairs are computed; the softmax kinds need the scores of all keys for the
-        chosen queries. Indices may be negative, as in Python; None means all tokens.
+        chosen queries. Token numbers may be negative, as in Python; None means all tokens. mask,
+        lengths and bias are those of `forward`, for all tokens.
 
         >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla")
         >>> layer.codes(torch.randn(2, 10, 48), queries=[-1], keys=[-1]).shape
@@ -215,20 +240,32 @@ class MultiHeadAttention(nn.Module):
         key_positions = (
             torch.arange(source.shape[-2], device=x.device) if over_all_keys else chosen_keys
         )
-        x, source = x.index_select(-2, query_positions), source.index_select(-2, key_positions)
+        pairs = (*x.shape[:-2], self.heads, x.shape[-2], source.shape[-2])
+        check_pairs(pairs, mask, lengths, bias)
+        bias = _choose(bias, query_positions, key_positions)
+        if self.relative_bias is not None:
+            relative = self.relative_bias.at(query_positions, key_positions)
+            bias = relative if bias is None else relative + bias
+        allowed = allowed_pairs(
+            query_positions,
+            key_positions,
+            causal=self.causal,
+            mask=_choose(mask, query_positions, key_positions),
+            lengths=lengths,
+        )
         code_BQKH = latent_codes(
-            self._project(self.query, x, query_positions),
-            self._project(self.key, source, key_positions),
+            self._project(self.query, x.index_select(-2, query_positions), query_positions),
+            self._project(self.key, source.index_select(-2, key_positions), key_positions),
             kind=self.kind,
-            mask=key_positions <= query_positions[:, None] if self.causal else None,
-            bias=self._score_bias(query_positions, key_positions, None),
+            mask=allowed,
+            bias=bias,
             eps=self.eps,
         )
         return code_BQKH.index_select(-2, chosen_keys) if over_all_keys else code_BQKH
 
     def _source(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The tokens that keys and values are made of."""
-        _check_tokens("x", x, self.width)
+        self._check_tokens("x", x, self.width)
         if self.context_width is None:
             if context is not None:
                 expected = "None (the layer was made without context_width)"
@@ -236,34 +273,45 @@ class MultiHeadAttention(nn.Module):
             return x
         if context is None:
             raise bad_value("context", None, f"[batch, tokens, {self.context_width}]")
-        _check_tokens("context", context, self.context_width)
+        self._check_tokens("context", context, self.context_width)
         return context
 
-    def _project(self, projection: Linear, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def _check_tokens(self, name: str, tokens: Tensor, width: int) -> None:
+        stacked = self.query.weight.ndim == 3
+        if tokens.ndim < 3 + stacked or tokens.shape[-1] != width:
+            axes = "member, batch, tokens" if stacked else "batch, tokens"
+            raise bad_value(name, list(tokens.shape), f"[{axes}, {width}]")
+
+    def _project(self, projection: Linear, x: Tensor, positions: Tensor | int) -> Tensor:
+        """Queries or keys of tokens at these positions, or at this one and those after it."""
         heads_BTHD = projection(x).unflatten(-1, (self.heads, self.head_size))
-        if self.rotary and positions is not None:
-            return rotate(heads_BTHD, positions, self.rotary_base)
-        return heads_BTHD
-
-    def _score_bias(
-        self, query_positions: Tensor, key_positions: Tensor, bias: Tensor | None
-    ) -> Tensor | None:
-        if self.relative_bias is None:
-            return bias
-        relative = self.relative_bias(query_positions, key_positions)
-        return relative if bias is None else relative + bias
+        if not self.rotary:
+            return heads_BTHD
+        if not isinstance(positions, Tensor):
+            positions = torch.arange(positions, positions + x.shape[-2], device=x.device)
+        return rotate(heads_BTHD, positions, self.rotary_base)
 
 
-def _check_tokens(name: str, tokens: Tensor, width: int) -> None:
-    if tokens.ndim < 3 or tokens.shape[-1] != width:
-        raise bad_value(name, list(tokens.shape), f"[batch, tokens, {width}]")
+def _choose(pairs: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:
+    """The chosen queries and keys of a tensor that broadcasts to `[batch, heads, Q, K]`."""
+    if pairs is None:
+        return None
+    if pairs.shape[-1] != 1:
+        pairs = pairs.index_select(-1, keys)
+    if pairs.ndim > 1 and pairs.shape[-2] != 1:
+        pairs = pairs.index_select(-2, queries)
+    return pairs
 
 
 def token_index(
     name: str, index: Sequence[int] | Tensor | None, tokens: int, device: torch.device
 ) -> Tensor:
     """Token numbers as a tensor of positions 0 .. tokens - 1; None means all of them."""
-    numbers = range(tokens) if index is None else [int(i) for i in index]
-    if any(not -tokens <= i < tokens for i in numbers):
-        raise bad_value(name, list(numbers), f"token numbers from {-tokens} to {tokens - 1}")
-    return torch.tensor([i % tokens for i in numbers], dtype=torch.int64, device=device)
+    if index is None:
+        return torch.arange(tokens, device=device)
+    numbers = index.tolist() if isinstance(index, Tensor) else index
+    whole = isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
+    if not whole or any(not -tokens <= number < tokens for number in numbers):
+        expected = f"a list of whole numbers from {-tokens} to {tokens - 1}"
+        raise bad_value(name, numbers, expected)
+    return torch.tensor([number % tokens for number in numbers], dtype=torch.int64, device=device)

@@ -1,10 +1,11 @@
 """Where a token stands: T5's relative position bias and rotary embeddings.
 
-Shapes: P the population, if there is one; H heads, Q queries, K keys.
+Shapes: P the population, if there is one; H heads, Q queries, K keys, N buckets, L = Q + K.
 """
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, einsum, nn
 
 from hyla.errors import bad_value
 
@@ -43,7 +44,7 @@ class RelativeBias(nn.Module):
 
     Unidirectional: every key after the query falls into the bucket of distance 0.
 
-    >>> RelativeBias(heads=3, buckets=8)(torch.arange(5), torch.arange(7)).shape
+    >>> RelativeBias(heads=3, buckets=8)(queries=5, keys=7).shape
     torch.Size([1, 3, 5, 7])
     """
 
@@ -61,18 +62,42 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.max_distance = buckets if max_distance is None else max_distance
         bucket = torch.tensor(t5_buckets(buckets, self.max_distance), device=device)
-        self.register_buffer("bucket_of_distance", bucket, persistent=False)
+        # Persistent, so that a model made on the meta device gets it with its weights.
+        self.register_buffer("bucket_of_distance", bucket)
         self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.table.shape[-1] ** -0.5)
 
-    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """The bias, `[1, heads, queries, keys]` (with the population in front, if stacked)."""
+    def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
+        """The bias of queries at start, start + 1, ... and keys at 0, 1, ...: `[1, H, Q, K]`.
+
+        A stacked population comes in front. The bias depends on q - k alone, so it is a row of
+        `queries + keys` numbers, shifted by one for each query: unlike indexing with q - k, this
+        has a gradient without scattered additions.
+        """
+        device, length = self.table.device, queries + keys
+        distance_L = torch.cat(
+            (
+                start - torch.arange(keys, device=device),
+                start + torch.arange(queries, 0, -1, device=device),
+            )
+        )
+        one_hot_LN = F.one_hot(self._bucket(distance_L), self.table.shape[-1])
+        row_PHL = einsum("...hn,ln->...hl", self.table, one_hot_LN.to(self.table.dtype))
+        rows = row_PHL.unsqueeze(-2).expand(*row_PHL.shape[:-1], queries, length).flatten(-2)
+        # Entry (q, k) of rows of length - 1 is entry k - q of the row, counted around its end.
+        shifted = rows[..., : queries * (length - 1)].unflatten(-1, (queries, length - 1))
+        return shifted[..., :keys].unsqueeze(-4)
+
+    def at(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """The bias of the chosen positions, in the same layout."""
         distance_QK = query_positions[:, None] - key_positions
-        bucket_QK = self.bucket_of_distance[distance_QK.clamp(0, self.max_distance)]
-        return self.table[..., bucket_QK].unsqueeze(-4)
+        return self.table[..., self._bucket(distance_QK)].unsqueeze(-4)
+
+    def _bucket(self, distance: Tensor) -> Tensor:
+        return self.bucket_of_distance[distance.clamp(0, self.max_distance)]
 
 
 def rotate(x_BTHD: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:

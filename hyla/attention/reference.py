@@ -52,10 +52,10 @@ def latent_code(
 
     Half-precision scores are normalised in float32, and so is the bias added.
     """
-    score_BHQK = einsum("...qhd,...khd->...hqk", q_BQHD, k_BKHD)
+    # Scaled before the product, whose sum could leave the range of float16.
+    score_BHQK = einsum("...qhd,...khd->...hqk", q_BQHD * scale, k_BKHD)
     if score_BHQK.dtype in (torch.float16, torch.bfloat16):
         score_BHQK = score_BHQK.float()
-    score_BHQK = score_BHQK * scale
     if bias is not None:
         score_BHQK = score_BHQK + bias.to(score_BHQK.dtype)
     if normaliser == "softmax":

@@ -1,7 +1,7 @@
 """The attention kinds: which normaliser makes the latent code, which value network consumes it.
 
 Every attention row of the paper's ablation table is one entry of `KINDS`. A combination that is
-not there is made with `Kind` and passed wherever a name is accepted.
+not there is made with `Kind`, which `attend` and `MultiHeadAttention` take instead of a name.
 """
 
 from collections.abc import Callable
