@@ -44,7 +44,10 @@ def test_a_compiled_population_on_the_gpu(kind: str) -> None:
     models = [build(config, seed) for seed in range(3)]
     population = stack(models).cuda()
     x = torch.randn(3, 16, 36, 5)
-    compiled = torch.compile(population, fullgraph=True)
+    # Without the option, torch 2.11 with Triton 3.6 miscompiles the sum over the batch that is the
+    # gradient of the relative bias of the kinds without a normaliser: off by its own size.
+    options = {"comprehensive_padding": False}
+    compiled = torch.compile(population, fullgraph=True, options=options)
     # Scaled by the norm of all gradients: some are 0 but for rounding (keys' biases in a softmax).
     given = compiled(x.cuda())
     gradients = torch.autograd.grad(given.square().sum(), list(population.parameters()))
