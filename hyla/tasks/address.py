@@ -1,0 +1,66 @@
+"""What the tasks share: splits, seeds with or without a population axis, and the map-style view."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hyla.errors import bad_value
+
+SPLIT_STREAM = 255  # of the random numbers that draw the splits; the splits' own are below it
+
+
+def seed_tensor(seed: int | Sequence[int], device: torch.device | str | None) -> Tensor:
+    """A seed as a tensor without axes, or the seeds of a population as one of shape `[member, 1]`.
+
+    >>> seed_tensor([3, 4], None).shape
+    torch.Size([2, 1])
+    """
+    for one in [seed] if isinstance(seed, int) else seed:
+        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**63:
+            raise bad_value("seed", one, "a whole number from 0 to 2^63 - 1")
+    if not isinstance(seed, int) and not seed:
+        raise bad_value("seed", "none", "at least one seed")
+    tensor = torch.tensor(seed, dtype=torch.int64, device=device)
+    return tensor if tensor.ndim == 0 else tensor.unsqueeze(-1)
+
+
+def instance_index(index: Tensor | range | int, device: torch.device) -> Tensor:
+    """The numbers of the instances: those of a tensor or range, or 0 .. index - 1."""
+    if isinstance(index, Tensor):
+        return index.to(device=device, dtype=torch.int64)
+    numbers = range(index) if isinstance(index, int) else index
+    return torch.arange(numbers.start, numbers.stop, numbers.step, device=device)
+
+
+class TaskDataset(Dataset[dict[str, Tensor]]):
+    """Instances 0 .. length - 1 of a split as a map-style dataset, for a `DataLoader`.
+
+    `make` turns instance numbers into tensors by name, with the instances along the first axis.
+    """
+
+    def __init__(self, make: Callable[[Tensor], dict[str, Tensor]], length: int) -> None:
+        if length < 1:
+            raise bad_value("length", length, "a whole number of at least 1")
+        self.make, self.length = make, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Tensor]]:
+        """Several instances at once: a `DataLoader` asks for whole batches through this."""
+        for index in indices:
+            if not -self.length <= index < self.length:
+                raise IndexError(f"index {index} of a dataset of {self.length} instances")
+        batch = self.make(torch.tensor([index % self.length for index in indices]))
+        return [{name: value[i] for name, value in batch.items()} for i in range(len(indices))]
+
+
+def as_dict(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch, by the names of its fields."""
+    return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}

@@ -1,0 +1,264 @@
+"""SRAVEN: symbolic Raven's matrices, by address.
+
+Shapes: B leading axes (population, batch), K features of a panel, F values of a feature, C the rule
+combinations of a split. The rows and columns of the 3 x 3 matrix of panels are written 3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from hyla import random
+from hyla.config import Config
+from hyla.errors import bad_value, unknown_name
+from hyla.tasks.address import SPLIT_STREAM, TaskDataset, as_dict, instance_index, seed_tensor
+
+RULES = (
+    "constant",
+    "progression +1",
+    "progression +2",
+    "progression -1",
+    "progression -2",
+    "addition",
+    "subtraction",
+    "distribute three",
+)
+STEPS = (0, 1, 2, -1, -2)  # of the first five rules from one column to the next
+ADDITION, SUBTRACTION, DISTRIBUTE_THREE = 5, 6, 7
+ROW_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+STREAMS = {"train": 0, "held_out": 1, "all": 2}
+ATTEMPTS_STREAM = 256  # attempt t at an unambiguous instance uses the split's stream + t * this
+
+
+@dataclass(frozen=True)
+class SravenConfig(Config):
+    """The settings of SRAVEN.
+
+    features: K symbols of a panel, each governed by a rule. values: F, the number of symbols.
+    held_out: the fraction of all rule combinations that is kept from training.
+    permute: whether each column shows its features in an order of its own.
+    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
+    """
+
+    features: int = 4
+    values: int = 8
+    held_out: float = 0.25
+    permute: bool = True
+    split_seed: int = -1
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_at_least(1, "features")
+        self._check_at_least(-1, "split_seed")
+        if self.values < 3:
+            expected = "at least 3: `distribute three` needs three different symbols"
+            raise bad_value("values", self.values, expected)
+        combinations = number_of_combinations(self.features)
+        held_out = int(combinations * self.held_out)
+        if not 0 < held_out < combinations:
+            expected = f"a fraction that leaves some of the {combinations} combinations of"
+            expected += f" {self.features} features (`features`) to each of the two splits"
+            raise bad_value("held_out", self.held_out, expected)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens an instance has: 9 panels of K features."""
+        return 9 * self.features
+
+
+def number_of_combinations(features: int) -> int:
+    """How many multisets of rules there are.
+
+    >>> number_of_combinations(4)
+    330
+    """
+    return len(list(combinations_with_replacement(RULES, features)))
+
+
+def split_combinations(config: SravenConfig, split: str, seed: int) -> list[tuple[int, ...]]:
+    """The rule combinations of a split, each a sorted tuple of rule numbers, in sorted order.
+
+    >>> len(split_combinations(SravenConfig(), "held_out", seed=0))
+    82
+    """
+    if split not in STREAMS:
+        raise unknown_name("split", split, STREAMS)
+    combinations = list(combinations_with_replacement(range(len(RULES)), config.features))
+    if split == "all":
+        return combinations
+    split_seed = seed if config.split_seed < 0 else config.split_seed
+    order = random.shuffled(len(combinations), split_seed, SPLIT_STREAM)
+    held_out = int(len(combinations) * config.held_out)
+    chosen = order[:held_out] if split == "held_out" else order[held_out:]
+    return [combinations[index] for index in sorted(chosen)]
+
+
+@dataclass(frozen=True)
+class SravenBatch:
+    """Instances with their ground truth.
+
+    panels: symbols as shown, `[B, 3, 3, K]`; the last panel is the answer.
+    rules: of the features, sorted, `[B, K]`.
+    orders: which feature each slot of a column shows, `[B, 3, K]`.
+    """
+
+    panels: Tensor
+    rules: Tensor
+    orders: Tensor
+    values: int
+
+    @property
+    def targets(self) -> Tensor:
+        """The symbols of the last panel, `[B, K]`."""
+        return self.panels[..., 2, 2, :]
+
+    @property
+    def target_rules(self) -> Tensor:
+        """The rule that governs each slot of the last panel, `[B, K]`."""
+        return self.rules.gather(-1, self.orders[..., 2, :])
+
+    @property
+    def inputs(self) -> Tensor:
+        """One-hot tokens in reading order, those of the last panel all zero: `[B, 9 K, F]`."""
+        context = self.panels.flatten(-3)[..., : -self.panels.shape[-1]]
+        symbols = torch.arange(self.values, device=context.device)
+        tokens = (context.unsqueeze(-1) == symbols).to(torch.float32)
+        return functional.pad(tokens, (0, 0, 0, self.panels.shape[-1]))
+
+
+class Sraven:
+    """SRAVEN instances under a seed, or under each seed of a population.
+
+    >>> task = Sraven(SravenConfig(), seed=0)
+    >>> batch = task.batch("train", range(100, 228))
+    >>> batch.inputs.shape, batch.targets.shape
+    (torch.Size([128, 36, 8]), torch.Size([128, 4]))
+    """
+
+    def __init__(
+        self,
+        config: SravenConfig,
+        seed: int | Sequence[int] = 0,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.config = config
+        self.seed = seed_tensor(seed, device)
+        seeds = [seed] if isinstance(seed, int) else list(seed)
+        self.combinations: dict[str, Tensor] = {}
+        for split in STREAMS:
+            tables = [split_combinations(config, split, one) for one in seeds]
+            table = torch.tensor(tables, device=device)
+            self.combinations[split] = table[0] if isinstance(seed, int) else table
+
+    def batch(self, split: str, index: Tensor | range | int, *, attempt: int = 0) -> SravenBatch:
+        """The instances with these numbers (an int n: the first n) of a split, by seed.
+
+        A population has its members in front: `[member, batch, ...]`. Instances of another
+        `attempt` share the address but nothing else.
+        """
+        if split not in STREAMS:
+            raise unknown_name("split", split, STREAMS)
+        index_B = instance_index(index, self.seed.device)
+        stream = STREAMS[split] + attempt * ATTEMPTS_STREAM
+        features = self.config.features
+        # Block 0 chooses the combination, block k the symbols of feature k - 1, the rest orders.
+        chooser = random.words(self.seed, index_B, 0, stream)[..., 0]
+        table = self.combinations[split]
+        row = random.below(chooser, table.shape[-2])
+        if table.ndim == 2:
+            rules_BK = table[row]
+        else:
+            member = torch.arange(table.shape[0], device=table.device).unsqueeze(-1)
+            rules_BK = table[member, row]
+        blocks = torch.arange(1, features + 1, device=index_B.device)
+        words_BK4 = random.words(self.seed.unsqueeze(-1), index_B.unsqueeze(-1), blocks, stream)
+        rows_B3K3 = self._rows(rules_BK, words_BK4)
+        orders_B3K = self._orders(index_B, stream, rules_BK)
+        columns_B33K = rows_B3K3.transpose(-1, -2)
+        order_B33K = orders_B3K.unsqueeze(-3).expand(columns_B33K.shape)
+        return SravenBatch(
+            columns_B33K.gather(-1, order_B33K), rules_BK, orders_B3K, self.config.values
+        )
+
+    def dataset(self, split: str, length: int) -> TaskDataset:
+        """The first `length` instances of a split as a map-style dataset.
+
+        >>> item = Sraven(SravenConfig()).dataset("train", 1000)[7]
+        >>> sorted(item), item["inputs"].shape
+        (['inputs', 'orders', 'panels', 'rules', 'targets'], torch.Size([36, 8]))
+        """
+        if self.seed.ndim:
+            raise bad_value("seed", "a population", "one seed for a dataset")
+
+        def make(index: Tensor) -> dict[str, Tensor]:
+            batch = self.batch(split, index)
+            return as_dict(batch) | {"inputs": batch.inputs, "targets": batch.targets}
+
+        return TaskDataset(make, length)
+
+    def _rows(self, rules_BK: Tensor, words_BK4: Tensor) -> Tensor:
+        """Three rows of three symbols for each feature, `[B, row, K, column]`."""
+        values = self.config.values
+        steps_BK = rules_BK.new_tensor((*STEPS, 0, 0, 0))[rules_BK].unsqueeze(-1)
+        pair_BK3 = random.below(words_BK4[..., :3], values * values)
+        first, second = pair_BK3 // values, pair_BK3 % values
+        rule = rules_BK.unsqueeze(-1)
+        free = rule >= ADDITION  # whose second column does not follow from the first
+        second = torch.where(free, second, (first + steps_BK) % values)
+        third = torch.where(
+            rule == ADDITION,
+            first + second,
+            torch.where(rule == SUBTRACTION, first - second, first + 2 * steps_BK),
+        )
+        arithmetic = torch.stack((first, second, third % values), dim=-1)
+        symbols_BK3 = self._three_symbols(words_BK4[..., 3])
+        order_BK3 = random.below(words_BK4[..., :3], len(ROW_ORDERS))
+        order_BK33 = rules_BK.new_tensor(ROW_ORDERS)[order_BK3]
+        distributed = symbols_BK3.unsqueeze(-2).expand(order_BK33.shape).gather(-1, order_BK33)
+        is_distributed = (rule == DISTRIBUTE_THREE).unsqueeze(-1)
+        return torch.where(is_distributed, distributed, arithmetic).transpose(-2, -3)
+
+    def _three_symbols(self, word_BK: Tensor) -> Tensor:
+        """Three different symbols, uniformly and in order, `[B, K, 3]`."""
+        values = self.config.values
+        number = random.below(word_BK, values * (values - 1) * (values - 2))
+        first = number // ((values - 1) * (values - 2))
+        second = number // (values - 2) % (values - 1)
+        second = second + (second >= first).to(second.dtype)
+        third = number % (values - 2)
+        third = third + (third >= torch.minimum(first, second)).to(third.dtype)
+        third = third + (third >= torch.maximum(first, second)).to(third.dtype)
+        return torch.stack((first, second, third), dim=-1)
+
+    def _orders(self, index_B: Tensor, stream: int, rules_BK: Tensor) -> Tensor:
+        """A uniform permutation of the features for each column, `[B, 3, K]`."""
+        features = self.config.features
+        slots = torch.arange(features, device=index_B.device)
+        if not self.config.permute:
+            return slots.expand(*rules_BK.shape[:-1], 3, features)
+        # The rank of a random word among those of its column: ties go to the earlier slot.
+        blocks = features + 1 + torch.arange(-(-3 * features // 4), device=index_B.device)
+        words = random.words(self.seed.unsqueeze(-1), index_B.unsqueeze(-1), blocks, stream)
+        word_B3K = words.flatten(-2)[..., : 3 * features].unflatten(-1, (3, features))
+        key = word_B3K * features + slots
+        return (key.unsqueeze(-1) > key.unsqueeze(-2)).sum(dim=-1)
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether all K symbols of each answer are right: logits `[B, K, F]`, targets `[B, K]`.
+
+    >>> logits = torch.eye(3)[None]
+    >>> accuracy(logits, torch.tensor([[0, 1, 2]])), accuracy(logits, torch.tensor([[0, 1, 1]]))
+    (tensor([True]), tensor([False]))
+    """
+    return feature_accuracy(logits, targets).all(dim=-1)
+
+
+def feature_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether each symbol of an answer is right, `[B, K]`."""
+    return logits.argmax(dim=-1) == targets
