@@ -4,6 +4,7 @@ Shapes: B leading axes (population, batch), K features of a panel, F values of a
 combinations of a split. The rows and columns of the 3 x 3 matrix of panels are written 3.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -76,7 +77,7 @@ def number_of_combinations(features: int) -> int:
     >>> number_of_combinations(4)
     330
     """
-    return len(list(combinations_with_replacement(RULES, features)))
+    return math.comb(len(RULES) + features - 1, features)
 
 
 def split_combinations(config: SravenConfig, split: str, seed: int) -> list[tuple[int, ...]]:

@@ -1,0 +1,302 @@
+"""The exact SRAVEN solver: every hypothesis that fits a context, and the posterior over answers.
+
+A hypothesis says, for each slot of the last column, which slots of the first two columns it belongs
+to, and by which rule. Whether a triple of slots and a rule fit the context does not depend on the
+other triples, so all that is left is to assign slots without using one twice: the rows of a table
+that grows by one slot at a time and loses those that no longer fit.
+
+Shapes: B instances, K features, R rules, N hypotheses, M answers (of all instances, one after the
+other); slots of the three columns are written S1, S2 and S3.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from hyla.errors import bad_value
+from hyla.tasks.address import instance_index
+from hyla.tasks.sraven import (
+    ADDITION,
+    DISTRIBUTE_THREE,
+    RULES,
+    STEPS,
+    SUBTRACTION,
+    Sraven,
+    SravenBatch,
+    SravenConfig,
+    split_combinations,
+)
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """All hypotheses that fit the contexts of a batch, ordered by instance.
+
+    instance: which instance, `[N]`. rules: of the slots of the last column, `[N, K]`.
+    first, second: the slots of the first two columns that go with them, `[N, K]`.
+    answers: the panel that the hypothesis prescribes, `[N, K]`.
+    log_weight: log of prior times likelihood, `[N]`; -inf for rules outside the split.
+    """
+
+    instance: Tensor
+    rules: Tensor
+    first: Tensor
+    second: Tensor
+    answers: Tensor
+    log_weight: Tensor
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The solved batch: its hypotheses, and the posterior over the answers they prescribe.
+
+    answer_instance, answers, probability: each different answer of each instance with its posterior
+        probability, `[M]`, `[M, K]`, `[M]`, ordered by instance.
+    best, best_probability: the most probable answer of each instance, `[B, K]`, `[B]`; -1 and 0
+        where no hypothesis (of the split) fits.
+    answer_count: how many different answers fit, whatever their probability, `[B]`.
+    """
+
+    hypotheses: Hypotheses
+    answer_instance: Tensor
+    answers: Tensor
+    probability: Tensor
+    best: Tensor
+    best_probability: Tensor
+    answer_count: Tensor
+
+    @property
+    def ambiguous(self) -> Tensor:
+        """Whether hypotheses that fit the context prescribe different panels, `[B]`."""
+        return self.answer_count > 1
+
+    def ambiguous_every_feature(self, targets: Tensor) -> Tensor:
+        """Whether some hypothesis prescribes a panel that differs in every feature, `[B]`."""
+        differs = (self.answers != targets[self.answer_instance]).all(dim=-1)
+        return torch.zeros_like(self.ambiguous).index_put((self.answer_instance,), differs, True)
+
+
+def solve(
+    panels: Tensor, config: SravenConfig, combinations: Tensor | None = None, *, chunk: int = 4096
+) -> Solution:
+    """Solves instances `[B, 3, 3, K]` exactly; the last panel is not looked at.
+
+    combinations: the rule combinations `[C, K]` that the prior is uniform over, such as
+        `Sraven(...).combinations["train"]`; all of them by default.
+    chunk: how many instances are worked on at a time; it limits the memory.
+
+    >>> task = Sraven(SravenConfig(), seed=0)
+    >>> batch = task.batch("all", 100)
+    >>> solution = solve(batch.panels, task.config)
+    >>> bool((solution.best == batch.targets).all(dim=-1).float().mean() > 0.9)
+    True
+    """
+    check_panels(panels, config)
+    if combinations is None:
+        combinations = torch.tensor(split_combinations(config, "all", 0), device=panels.device)
+    parts = [_solve(part, config, combinations) for part in panels.split(chunk)]
+    return _joined(parts, chunk) if len(parts) > 1 else parts[0]
+
+
+def check_panels(panels: Tensor, config: SravenConfig) -> None:
+    """Refuses instances of the wrong shape, or with a symbol that is not one of the F values."""
+    shape = (3, 3, config.features)
+    if panels.ndim != 4 or tuple(panels.shape[1:]) != shape:
+        expected = f"[instances, 3, 3, {config.features}] for `features` = {config.features}"
+        raise bad_value("panels", list(panels.shape), expected)
+    if panels.dtype != torch.int64:
+        raise bad_value("panels", panels.dtype, "symbols as int64")
+    context = panels.flatten(1)[:, : -config.features]
+    wrong = (context < 0) | (context >= config.values)
+    if bool(wrong.any()):
+        instance, place = wrong.nonzero()[0].tolist()
+        panel, feature = divmod(place, config.features)
+        where = f"panels[{instance}], row {panel // 3}, column {panel % 3}, feature {feature}"
+        given = int(context[instance, place])
+        raise bad_value(where, given, f"a symbol from 0 to {config.values - 1}")
+
+
+def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Solution:
+    symbols = panels.to(torch.int16 if config.values < 2**14 else torch.int64)
+    fits = _fitting_triples(symbols, config)
+    instance, first, second, rules = _assignments(fits, config)
+    answers = _prescribed(panels, instance, first, second, rules, config.values)
+    log_weight = _log_weight(rules, config, combinations)
+    found = Hypotheses(instance, rules, first, second, answers, log_weight)
+    return _posterior(found, len(panels), config)
+
+
+def _fitting_triples(x: Tensor, config: SravenConfig) -> Tensor:
+    """Which rules fit each triple of slots in the context, `[B, S3, S1, S2, R]`."""
+    values = config.values
+    # Symbols of the rows 0, 1, 2 in the first two columns and of 0, 1 in the last.
+    a0, a1, a2 = x[:, :, 0, None, :, None].unbind(dim=1)
+    b0, b1, b2 = x[:, :, 1, None, None, :].unbind(dim=1)
+    c0, c1 = x[:, :2, 2, :, None, None].unbind(dim=1)
+    step = (b0 - a0) % values
+    even = (step == (b1 - a1) % values) & (step == (b2 - a2) % values)
+    progresses = (c0 == (b0 + step) % values) & (c1 == (b1 + step) % values) & even
+    rules = [progresses & (step == by % values) for by in STEPS]
+    rules.append((c0 == (a0 + b0) % values) & (c1 == (a1 + b1) % values))
+    rules.append((c0 == (a0 - b0) % values) & (c1 == (a1 - b1) % values))
+    different = (a0 != b0) & (a1 != b1) & (a2 != b2)
+    different = different & (c0 != a0) & (c0 != b0) & (c1 != a1) & (c1 != b1)
+    same_symbols = different
+    for symbol in (a1, b1, c1, a2, b2):
+        same_symbols = same_symbols & ((symbol == a0) | (symbol == b0) | (symbol == c0))
+    rules.append(same_symbols)
+    fits = torch.stack(torch.broadcast_tensors(*rules), dim=-1)
+    if not config.permute:
+        slots = torch.arange(config.features, device=x.device)
+        aligned = (slots[:, None] == slots).unsqueeze(-1) & (slots[:, None, None] == slots)
+        fits = fits & aligned.unsqueeze(-1)
+    return fits
+
+
+def _assignments(fits: Tensor, config: SravenConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every way to use each slot once: the instance, and `[N, K]` slots and rules."""
+    batch, features = fits.shape[:2]
+    instance = torch.arange(batch, device=fits.device)
+    free1 = torch.ones(batch, features, dtype=torch.bool, device=fits.device)
+    free2 = free1
+    chosen = torch.empty(batch, 0, 3, dtype=torch.int64, device=fits.device)
+    for slot in range(features):
+        free = (free1.unsqueeze(-1) & free2.unsqueeze(-2)).unsqueeze(-1)
+        row, first, second, rule = (fits[instance, slot] & free).nonzero(as_tuple=True)
+        instance = instance[row]
+        free1 = free1[row].scatter(1, first.unsqueeze(-1), False)
+        free2 = free2[row].scatter(1, second.unsqueeze(-1), False)
+        step = torch.stack((first, second, rule), dim=-1).unsqueeze(1)
+        chosen = torch.cat((chosen[row], step), dim=1)
+    first, second, rules = chosen.unbind(dim=-1)
+    if not config.permute:  # then the rules lie on the features in sorted order
+        ordered = (rules[:, 1:] >= rules[:, :-1]).all(dim=-1)
+        instance, first, second, rules = (
+            part[ordered] for part in (instance, first, second, rules)
+        )
+    return instance, first, second, rules
+
+
+def _prescribed(
+    panels: Tensor, instance: Tensor, first: Tensor, second: Tensor, rules: Tensor, values: int
+) -> Tensor:
+    """The symbols that each rule prescribes for its slot of the last panel, `[N, K]`."""
+    mine = panels[instance]
+    a0, a2 = mine[:, 0, 0].gather(1, first), mine[:, 2, 0].gather(1, first)
+    b0, b2 = mine[:, 0, 1].gather(1, second), mine[:, 2, 1].gather(1, second)
+    c0 = mine[:, 0, 2]
+    steps = rules.new_tensor((*STEPS, 0, 0, 0))[rules]
+    answer = torch.where(rules == ADDITION, a2 + b2, b2 + steps)
+    answer = torch.where(rules == SUBTRACTION, a2 - b2, answer) % values
+    return torch.where(rules == DISTRIBUTE_THREE, a0 + b0 + c0 - a2 - b2, answer)
+
+
+def rule_log_likelihood(values: int) -> Tensor:
+    """Log probability of the nine symbols of a feature under each rule that fits them.
+
+    One free symbol a row for constant and progressions, two for addition and subtraction; for
+    distribute three a set of three symbols and an order for each row.
+    """
+    one, two = -3 * math.log(values), -6 * math.log(values)
+    three = -math.log(math.comb(values, 3)) - 3 * math.log(6)
+    return torch.tensor([one] * len(STEPS) + [two, two, three], dtype=torch.float64)
+
+
+def _log_weight(rules: Tensor, config: SravenConfig, combinations: Tensor) -> Tensor:
+    """Log of prior times likelihood of the hypotheses, `[N]`."""
+    likelihood = rule_log_likelihood(config.values).to(rules.device)[rules].sum(dim=-1)
+    base = len(RULES) ** torch.arange(config.features - 1, -1, -1, device=rules.device)
+    known = (combinations.sort(dim=-1).values * base).sum(dim=-1).sort().values
+    code = (rules.sort(dim=-1).values * base).sum(dim=-1)
+    place = torch.searchsorted(known, code).clamp(max=len(known) - 1)
+    log_prior = torch.where(known[place] == code, -math.log(len(known)), -torch.inf)
+    if config.permute:
+        # Features with the same rule can be named in any order: that many permutations agree.
+        counts = (rules.unsqueeze(-1) == torch.arange(len(RULES), device=rules.device)).sum(dim=-2)
+        log_prior = log_prior + torch.lgamma(counts.double() + 1).sum(dim=-1)
+        log_prior = log_prior - 3 * math.lgamma(config.features + 1)
+    return likelihood + log_prior
+
+
+def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
+    """Adds up the hypotheses that prescribe the same panel."""
+    device, features = found.instance.device, config.features
+    if batch * config.values**features >= 2**63:
+        given = f"{features} features of {config.values} values"
+        raise bad_value("features, values", given, f"values ** features below {2**63 // batch:.1e}")
+    place = config.values ** torch.arange(features - 1, -1, -1, device=device)
+    codes = config.values**features
+    key = found.instance * codes + (found.answers * place).sum(dim=-1)
+    keys, answer_of = torch.unique(key, return_inverse=True)
+    answer_instance = keys // codes
+    answers = (keys % codes).unsqueeze(-1) // place % config.values
+    largest = torch.full((batch,), -torch.inf, dtype=torch.float64, device=device)
+    largest = largest.scatter_reduce(0, found.instance, found.log_weight, "amax")
+    reference = largest.masked_fill(largest == -torch.inf, 0.0)
+    weight = (found.log_weight - reference[found.instance]).exp()
+    zeros = torch.zeros(batch, dtype=torch.float64, device=device)
+    total = zeros.index_add(0, found.instance, weight)
+    mass = weight.new_zeros(len(keys)).index_add(0, answer_of, weight)
+    probability = mass / total.clamp(min=torch.finfo(torch.float64).tiny)[answer_instance]
+    best_probability = zeros.scatter_reduce(0, answer_instance, probability, "amax")
+    # Of equally probable answers, the first.
+    is_best = (probability == best_probability[answer_instance]) & (probability > 0)
+    number = torch.arange(len(keys), device=device)[is_best].flip(0)
+    best = torch.full((batch, features), -1, dtype=torch.int64, device=device)
+    best[answer_instance[number]] = answers[number]
+    count = torch.zeros(batch, dtype=torch.int64, device=device)
+    count = count.index_add(0, answer_instance, torch.ones_like(answer_instance))
+    return Solution(found, answer_instance, answers, probability, best, best_probability, count)
+
+
+def _joined(parts: Sequence[Solution], chunk: int) -> Solution:
+    """The solutions of successive chunks as one."""
+    shifted = [
+        replace(
+            part,
+            answer_instance=part.answer_instance + i * chunk,
+            hypotheses=replace(part.hypotheses, instance=part.hypotheses.instance + i * chunk),
+        )
+        for i, part in enumerate(parts)
+    ]
+    hypotheses = Hypotheses(
+        **{
+            field.name: torch.cat([getattr(part.hypotheses, field.name) for part in shifted])
+            for field in fields(Hypotheses)
+        }
+    )
+    tensors = {
+        field.name: torch.cat([getattr(part, field.name) for part in shifted])
+        for field in fields(Solution)
+        if field.name != "hypotheses"
+    }
+    return Solution(hypotheses, **tensors)
+
+
+def unambiguous_batch(task: Sraven, split: str, index: Tensor | range | int) -> SravenBatch:
+    """Instances whose context fits one answer only, by address as `Sraven.batch`.
+
+    Instance i is the first attempt at address i that is unambiguous.
+
+    >>> task = Sraven(SravenConfig(values=4), seed=0)
+    >>> batch = unambiguous_batch(task, "train", 50)
+    >>> bool(solve(batch.panels, task.config).ambiguous.any())
+    False
+    """
+    if task.seed.ndim:
+        raise bad_value("seed", "a population", "one seed for unambiguous instances")
+    index_B = instance_index(index, task.seed.device)
+    batch, attempt = task.batch(split, index_B), 0
+    panels, rules, orders = batch.panels, batch.rules, batch.orders
+    wrong = solve(panels, task.config).ambiguous.nonzero().flatten()
+    while len(wrong):
+        attempt += 1
+        again = task.batch(split, index_B[wrong], attempt=attempt)
+        panels = panels.index_copy(0, wrong, again.panels)
+        rules = rules.index_copy(0, wrong, again.rules)
+        orders = orders.index_copy(0, wrong, again.orders)
+        wrong = wrong[solve(again.panels, task.config).ambiguous]
+    return SravenBatch(panels, rules, orders, batch.values)

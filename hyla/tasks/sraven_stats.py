@@ -1,0 +1,122 @@
+"""Numbers about SRAVEN: how often it is ambiguous, how well it can be solved, how large it is."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+from hyla.errors import bad_value
+from hyla.tasks.sraven import RULES, STEPS, Sraven, SravenConfig, number_of_combinations
+from hyla.tasks.sraven_solver import solve
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over instances with its standard error."""
+
+    value: float
+    standard_error: float
+
+    @classmethod
+    def of(cls, samples: Tensor) -> "Estimate":
+        """The mean of a tensor of samples."""
+        samples = samples.double()
+        error = float(samples.std(correction=0)) / math.sqrt(len(samples))
+        return cls(float(samples.mean()), error)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the exact solver says about a split.
+
+    ambiguous: the fraction of instances whose context fits several answers (the paper's words).
+    ambiguous_every_feature: of those with an answer that differs from the true one in every feature.
+    ceiling: the accuracy of the most probable answer; no solver can do better on average.
+    top_posterior: the mean probability of that answer; equal to the ceiling but for chance.
+    """
+
+    instances: int
+    ambiguous: Estimate
+    ambiguous_every_feature: Estimate
+    ceiling: Estimate
+    top_posterior: Estimate
+
+
+def statistics(
+    config: SravenConfig,
+    split: str = "all",
+    instances: int = 16_384,
+    *,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Statistics:
+    """Solves the first `instances` of a split, with the prior of that split.
+
+    progress: called with the number of instances solved since the last call.
+
+    >>> statistics(SravenConfig(), "train", 500).ceiling.value > 0.8
+    True
+    """
+    if instances < 2:
+        raise bad_value("instances", instances, "a whole number of at least 2")
+    task = Sraven(config, seed, device=device)
+    measured: list[list[Tensor]] = [[], [], [], []]
+    chunk = 8192
+    for start in range(0, instances, chunk):
+        index = range(start, min(start + chunk, instances))
+        batch = task.batch(split, index)
+        solution = solve(batch.panels, config, task.combinations[split], chunk=chunk)
+        measured[0].append(solution.ambiguous)
+        measured[1].append(solution.ambiguous_every_feature(batch.targets))
+        measured[2].append((solution.best == batch.targets).all(dim=-1))
+        measured[3].append(solution.best_probability)
+        progress(len(index))
+    return Statistics(instances, *(Estimate.of(torch.cat(parts)) for parts in measured))
+
+
+def number_of_tasks(features: int) -> int:
+    """Rule combinations times ((K!)^2 - K) relative orders of the columns: the paper's count.
+
+    >>> number_of_tasks(4)
+    188760
+    """
+    return number_of_combinations(features) * (math.factorial(features) ** 2 - features)
+
+
+def number_of_laid_out_tasks(features: int) -> int:
+    """Different ways to lay rules on slots: a rule for each of K triples of slots, in any order.
+
+    A combination with K! / m labellings of its features (m of them equal, for repeated rules) has
+    (K!)^3 / m layouts; no two of these prescribe the same symbols in the same places.
+
+    >>> number_of_laid_out_tasks(1), number_of_laid_out_tasks(2)
+    (8, 256)
+    """
+    total = 0
+    for combination in combinations_with_replacement(range(len(RULES)), features):
+        repeats = math.prod(math.factorial(combination.count(rule)) for rule in set(combination))
+        total += math.factorial(features) ** 3 // repeats
+    return total
+
+
+def number_of_instances(features: int, values: int) -> int:
+    """Layouts with all choices of symbols: what the generator can draw, told apart by its rules.
+
+    A row has F choices under constant and progression, F^2 under addition and subtraction; all
+    three rows together have C(F, 3) 6^3 under distribute three.
+
+    >>> number_of_instances(1, 8) == 5 * 8**3 + 2 * 8**6 + 56 * 216
+    True
+    """
+    one, two, three = values**3, values**6, math.comb(values, 3) * 216
+    choices = [one] * len(STEPS) + [two, two, three]
+    total = 0
+    for combination in combinations_with_replacement(range(len(RULES)), features):
+        repeats = math.prod(math.factorial(combination.count(rule)) for rule in set(combination))
+        symbols = math.prod(choices[rule] for rule in combination)
+        total += math.factorial(features) ** 3 // repeats * symbols
+    return total
