@@ -16,8 +16,10 @@ from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import KINDS
 from hyla.layers import stack
 from hyla.model import ModelConfig, Transformer, build
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, pooled_r2
 
-SEEDS, BATCH, EXAMPLES, VARIABLES, STEPS = 3, 64, 16, 2, 1000
+SEEDS, BATCH, STEPS = 3, 64, 1000
+TASK = FuzzyLogicConfig(variables=3, examples=16, held_out=0.3)
 
 
 @torch.no_grad()
@@ -29,50 +31,28 @@ def identity_error(kind: str) -> float:
     return float((y - layer(x)).abs().max())
 
 
-def fuzzy_functions(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Examples of random functions (literal and literal) or (literal and literal), per member.
-
-    Each token is an input with its target; the target of the last is hidden, and returned.
-    """
-    lead = (SEEDS, BATCH)
-    x = torch.rand(*lead, EXAMPLES, VARIABLES, generator=generator)
-    negated = torch.rand(*lead, 1, 2, VARIABLES, generator=generator) < 0.5
-    literals = torch.where(negated, 1 - x.unsqueeze(-2), x.unsqueeze(-2))
-    targets = literals.amin(dim=-1).amax(dim=-1)
-    tokens = torch.cat((x, targets.unsqueeze(-1)), dim=-1)
-    tokens[..., -1, -1] = 0
-    return tokens, targets[..., -1]
-
-
-def train(kind: str) -> tuple[Transformer, Tensor, Tensor]:
-    """Trains all seeds at once; returns them with their explained variance before and after."""
+def train(kind: str) -> tuple[Transformer, dict[str, Tensor]]:
+    """Trains all seeds at once; returns them with the variance they explain on each split."""
     config = ModelConfig(
-        input_size=VARIABLES + 1, output_size=1, layers=2, width=32, heads=4, head_size=4,
-        hidden_size=64, attention=kind, max_tokens=EXAMPLES,
+        input_size=TASK.variables + 1, output_size=1, layers=2, width=32, heads=4, head_size=4,
+        hidden_size=64, attention=kind, max_tokens=TASK.examples,
     )  # fmt: skip
+    task = FuzzyLogic(TASK, range(SEEDS))
     population = stack([build(config, seed) for seed in range(SEEDS)])
     optimiser = torch.optim.AdamW(population.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(0)
 
-    def explained(batches: int) -> Tensor:
-        fresh = torch.Generator().manual_seed(1)
-        errors, targets = [], []
-        with torch.no_grad():
-            for _ in range(batches):
-                tokens, target = fuzzy_functions(fresh)
-                errors.append((population(tokens)[..., -1, 0] - target).square())
-                targets.append(target)
-        variance = torch.cat(targets, dim=1).var(dim=1)
-        return 1 - torch.cat(errors, dim=1).mean(dim=1) / variance
-
-    before = explained(16)
-    for _ in range(STEPS):
-        tokens, target = fuzzy_functions(generator)
-        loss_M = (population(tokens)[..., -1, 0] - target).square().mean(dim=1)
+    for step in range(STEPS):
+        batch = task.batch("train", range(step * BATCH, (step + 1) * BATCH))
+        error_MB = population(batch.inputs)[..., -1, 0] - batch.query_target
         optimiser.zero_grad()
-        loss_M.sum().backward()
+        error_MB.square().mean(dim=1).sum().backward()  # each member has a loss of its own
         optimiser.step()
-    return population, before, explained(16)
+    explained = {}
+    for split in ("train", "held_out"):
+        batch = task.batch(split, range(STEPS * BATCH, STEPS * BATCH + 1024))  # not trained on
+        with torch.no_grad():
+            explained[split] = pooled_r2(population(batch.inputs)[..., -1, 0], batch)
+    return population, explained
 
 
 def main() -> None:
@@ -82,23 +62,21 @@ def main() -> None:
     print("Largest difference of the two computations, in float64:\n")
     for kind in KINDS:
         print(f"  {kind:34}{identity_error(kind):10.1e}")
-    print(
-        f"\nLearning fuzzy logic from {EXAMPLES} examples in context, {STEPS} steps, {SEEDS} seeds."
-    )
-    print("Explained variance (R2) of the last example, mean +- standard error:\n")
+    print(f"\nLearning fuzzy logic from {TASK.examples} examples, {STEPS} steps, {SEEDS} seeds.")
+    print("Explained variance (R2) on new instances, mean +- standard error over seeds:\n")
+    print("            functions of training    functions held out")
     for kind in ("softmax", "linear", "hyla"):
         start = time.perf_counter()
-        population, before, after = train(kind)
-        error = after.std() / SEEDS**0.5
-        print(
-            f"  {kind:10} before {before.mean():6.2f}   after {after.mean():5.2f} +- {error:.2f}"
-            f"   ({time.perf_counter() - start:.0f} s)"
-        )
-    tokens, _ = fuzzy_functions(torch.Generator().manual_seed(2))
+        population, explained = train(kind)
+        columns = [
+            f"{r2.mean():8.2f} +- {r2.std() / SEEDS**0.5:.2f}{'':8}" for r2 in explained.values()
+        ]
+        print(f"  {kind:10}{''.join(columns)}({time.perf_counter() - start:.0f} s)")
+    tokens = FuzzyLogic(TASK, range(SEEDS)).batch("held_out", 4).inputs
     with torch.no_grad():
         codes = population.latent_codes(tokens, layers=[-1], queries=[-1], keys=[-1])
     print("\nLatent codes of the last token attending to itself, last layer, first HYLA model:\n")
-    for code in codes[population.config.layers - 1][0, :4, 0, 0]:
+    for code in codes[population.config.layers - 1][0, :, 0, 0]:
         print("  " + "".join(f"{float(score):8.2f}" for score in code))
 
 

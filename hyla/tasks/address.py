@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hyla import random
 from hyla.errors import bad_value
 
 SPLIT_STREAM = 255  # of the random numbers that draw the splits; the splits' own are below it
@@ -33,6 +34,26 @@ def instance_index(index: Tensor | range | int, device: torch.device) -> Tensor:
         return index.to(device=device, dtype=torch.int64)
     numbers = range(index) if isinstance(index, int) else index
     return torch.arange(numbers.start, numbers.stop, numbers.step, device=device)
+
+
+def split_tables(
+    combinations: Callable[[int], Sequence[tuple[int, ...]]],
+    seed: int | Sequence[int],
+    device: torch.device | str | None,
+) -> Tensor:
+    """The combinations of a split under a seed, `[C, K]`, or under each seed of a population."""
+    if isinstance(seed, int):
+        return torch.tensor(combinations(seed), device=device)
+    return torch.tensor([combinations(one) for one in seed], device=device)
+
+
+def draw_combination(tables: Tensor, word_B: Tensor) -> Tensor:
+    """A combination `[B, K]` of `split_tables` for each random word, uniformly."""
+    row_B = random.below(word_B, tables.shape[-2])
+    if tables.ndim == 2:
+        return tables[row_B]
+    member = torch.arange(tables.shape[0], device=tables.device).unsqueeze(-1)
+    return tables[member, row_B]
 
 
 class TaskDataset(Dataset[dict[str, Tensor]]):

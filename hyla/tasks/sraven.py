@@ -7,16 +7,24 @@ combinations of a split. The rows and columns of the 3 x 3 matrix of panels are 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations_with_replacement
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from hyla import random
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
-from hyla.tasks.address import SPLIT_STREAM, TaskDataset, as_dict, instance_index, seed_tensor
+from hyla.tasks.address import (
+    SPLIT_STREAM,
+    TaskDataset,
+    as_dict,
+    draw_combination,
+    instance_index,
+    seed_tensor,
+    split_tables,
+)
 
 RULES = (
     "constant",
@@ -125,10 +133,10 @@ class SravenBatch:
     @property
     def inputs(self) -> Tensor:
         """One-hot tokens in reading order, those of the last panel all zero: `[B, 9 K, F]`."""
-        context = self.panels.flatten(-3)[..., : -self.panels.shape[-1]]
-        symbols = torch.arange(self.values, device=context.device)
-        tokens = (context.unsqueeze(-1) == symbols).to(torch.float32)
-        return functional.pad(tokens, (0, 0, 0, self.panels.shape[-1]))
+        symbols = self.panels.flatten(-3).to(torch.int16)
+        symbols[..., -self.panels.shape[-1] :] = -1  # no symbol: a token of zeros
+        values = torch.arange(self.values, dtype=torch.int16, device=symbols.device)
+        return (symbols.unsqueeze(-1) == values).to(torch.float32)
 
 
 class Sraven:
@@ -149,12 +157,10 @@ class Sraven:
     ) -> None:
         self.config = config
         self.seed = seed_tensor(seed, device)
-        seeds = [seed] if isinstance(seed, int) else list(seed)
-        self.combinations: dict[str, Tensor] = {}
-        for split in STREAMS:
-            tables = [split_combinations(config, split, one) for one in seeds]
-            table = torch.tensor(tables, device=device)
-            self.combinations[split] = table[0] if isinstance(seed, int) else table
+        self.combinations = {
+            split: split_tables(partial(split_combinations, config, split), seed, device)
+            for split in STREAMS
+        }
 
     def batch(self, split: str, index: Tensor | range | int, *, attempt: int = 0) -> SravenBatch:
         """The instances with these numbers (an int n: the first n) of a split, by seed.
@@ -167,19 +173,12 @@ class Sraven:
         index_B = instance_index(index, self.seed.device)
         stream = STREAMS[split] + attempt * ATTEMPTS_STREAM
         features = self.config.features
-        # Block 0 chooses the combination, block k the symbols of feature k - 1, the rest orders.
-        chooser = random.words(self.seed, index_B, 0, stream)[..., 0]
-        table = self.combinations[split]
-        row = random.below(chooser, table.shape[-2])
-        if table.ndim == 2:
-            rules_BK = table[row]
-        else:
-            member = torch.arange(table.shape[0], device=table.device).unsqueeze(-1)
-            rules_BK = table[member, row]
-        blocks = torch.arange(1, features + 1, device=index_B.device)
-        words_BK4 = random.words(self.seed.unsqueeze(-1), index_B.unsqueeze(-1), blocks, stream)
-        rows_B3K3 = self._rows(rules_BK, words_BK4)
-        orders_B3K = self._orders(index_B, stream, rules_BK)
+        # Block 0 chooses the combination, blocks 1 .. K the symbols, the rest the orders.
+        blocks = torch.arange(1 + features - (-3 * features // 4), device=index_B.device)
+        words_BN4 = random.words(self.seed.unsqueeze(-1), index_B.unsqueeze(-1), blocks, stream)
+        rules_BK = draw_combination(self.combinations[split], words_BN4[..., 0, 0])
+        rows_B3K3 = self._rows(rules_BK, words_BN4[..., 1 : features + 1, :])
+        orders_B3K = self._orders(words_BN4[..., features + 1 :, :].flatten(-2))
         columns_B33K = rows_B3K3.transpose(-1, -2)
         order_B33K = orders_B3K.unsqueeze(-3).expand(columns_B33K.shape)
         return SravenBatch(
@@ -236,16 +235,14 @@ class Sraven:
         third = third + (third >= torch.maximum(first, second)).to(third.dtype)
         return torch.stack((first, second, third), dim=-1)
 
-    def _orders(self, index_B: Tensor, stream: int, rules_BK: Tensor) -> Tensor:
+    def _orders(self, words_BN: Tensor) -> Tensor:
         """A uniform permutation of the features for each column, `[B, 3, K]`."""
         features = self.config.features
-        slots = torch.arange(features, device=index_B.device)
+        slots = torch.arange(features, device=words_BN.device)
         if not self.config.permute:
-            return slots.expand(*rules_BK.shape[:-1], 3, features)
+            return slots.expand(*words_BN.shape[:-1], 3, features)
         # The rank of a random word among those of its column: ties go to the earlier slot.
-        blocks = features + 1 + torch.arange(-(-3 * features // 4), device=index_B.device)
-        words = random.words(self.seed.unsqueeze(-1), index_B.unsqueeze(-1), blocks, stream)
-        word_B3K = words.flatten(-2)[..., : 3 * features].unflatten(-1, (3, features))
+        word_B3K = words_BN[..., : 3 * features].unflatten(-1, (3, features))
         key = word_B3K * features + slots
         return (key.unsqueeze(-1) > key.unsqueeze(-2)).sum(dim=-1)
 

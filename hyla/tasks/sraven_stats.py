@@ -33,7 +33,7 @@ class Statistics:
     """What the exact solver says about a split.
 
     ambiguous: the fraction of instances whose context fits several answers (the paper's words).
-    ambiguous_every_feature: of those with an answer that differs from the true one in every feature.
+    ambiguous_every_feature: of those with an answer that differs from the true one everywhere.
     ceiling: the accuracy of the most probable answer; no solver can do better on average.
     top_posterior: the mean probability of that answer; equal to the ceiling but for chance.
     """
@@ -65,11 +65,11 @@ def statistics(
         raise bad_value("instances", instances, "a whole number of at least 2")
     task = Sraven(config, seed, device=device)
     measured: list[list[Tensor]] = [[], [], [], []]
-    chunk = 8192
+    chunk = 8192 if task.seed.device.type == "cpu" else 131_072
     for start in range(0, instances, chunk):
         index = range(start, min(start + chunk, instances))
         batch = task.batch(split, index)
-        solution = solve(batch.panels, config, task.combinations[split], chunk=chunk)
+        solution = solve(batch.panels, config, task.combinations[split])
         measured[0].append(solution.ambiguous)
         measured[1].append(solution.ambiguous_every_feature(batch.targets))
         measured[2].append((solution.best == batch.targets).all(dim=-1))

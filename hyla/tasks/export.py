@@ -1,0 +1,254 @@
+"""SRAVEN instances as records with everything known about them, and files of such records."""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from hyla.errors import bad_value, unknown_name
+from hyla.tasks.sraven import RULES, Sraven
+from hyla.tasks.sraven_solver import Hypotheses, Solution, solve, unambiguous_batch
+from hyla.tasks.sraven_text import Instance, panel_text, prompt
+
+CHUNK = 2048
+# The fields of a record, with the types that Parquet gives them.
+FIELDS = {
+    "seed": "int64",
+    "split": "string",
+    "index": "int64",
+    "features": "int64",
+    "values": "int64",
+    "held_out": "double",
+    "permute": "bool",
+    "split_seed": "int64",
+    "unambiguous": "bool",
+    "panels": "list<list<list<int64>>>",
+    "answer": "list<int64>",
+    "rules": "list<string>",
+    "orders": "list<list<int64>>",
+    "ambiguous": "bool",
+    "hypotheses": "int64",
+    "answers": "list<list<int64>>",
+    "probabilities": "list<double>",
+    "prompt": "string",
+    "completion": "string",
+}
+Record = dict[str, Any]
+Writer = Callable[[list[Record]], None]
+
+
+def check_index(name: str, index: int, count: int = 1) -> None:
+    """Refuses instance numbers that are not addresses."""
+    if not 0 <= index <= 2**63 - 1 - count:
+        raise bad_value(name, index, f"a whole number from 0 to 2^63 - {1 + count}")
+
+
+def ranked_answers(solution: Solution) -> list[list[tuple[list[int], float]]]:
+    """The answers of each instance with their probabilities, the most probable one first.
+
+    >>> from hyla.tasks.sraven import SravenConfig
+    >>> task = Sraven(SravenConfig(values=4))
+    >>> [[(answer, probability), *others]] = ranked_answers(
+    ...     solve(task.batch("all", 1).panels, task.config)
+    ... )
+    >>> all(probability >= other for _, other in others)
+    True
+    """
+    pairs = list(zip(solution.answers.tolist(), solution.probability.tolist(), strict=True))
+    ranked, start = [], 0
+    for count in solution.answer_count.tolist():
+        mine = pairs[start : start + count]
+        ranked.append(sorted(mine, key=lambda pair: -pair[1]))
+        start += count
+    return ranked
+
+
+def records(task: Sraven, split: str, index: range, *, unambiguous: bool = False) -> list[Record]:
+    """Instances with address, settings, latents, all consistent answers and their posterior.
+
+    The prior of the posterior is uniform over the rule combinations of the split. The most probable
+    answers come first; those that only rules outside the split prescribe have probability 0.
+
+    >>> from hyla.tasks.sraven import SravenConfig
+    >>> [record] = records(Sraven(SravenConfig()), "train", range(7, 8))
+    >>> record["answer"] == record["panels"][2][2] and record["answer"] in record["answers"]
+    True
+    """
+    batch = (unambiguous_batch if unambiguous else Sraven.batch)(task, split, index)
+    solution = solve(batch.panels, task.config, task.combinations[split])
+    hypotheses = torch.bincount(solution.hypotheses.instance, minlength=len(index)).tolist()
+    panels, rules, orders = batch.panels.tolist(), batch.rules.tolist(), batch.orders.tolist()
+    settings = asdict(task.config) | {"unambiguous": unambiguous}
+    return [
+        {"seed": int(task.seed), "split": split, "index": index[i]}
+        | settings
+        | {
+            "panels": panels[i],
+            "answer": panels[i][2][2],
+            "rules": [RULES[rule] for rule in rules[i]],
+            "orders": orders[i],
+            "ambiguous": len(ranked) > 1,
+            "hypotheses": hypotheses[i],
+            "answers": [answer for answer, _ in ranked],
+            "probabilities": [probability for _, probability in ranked],
+            "prompt": prompt(panels[i], task.config),
+            "completion": panel_text(panels[i][2][2]),
+        }
+        for i, ranked in enumerate(ranked_answers(solution))
+    ]
+
+
+def solved(instance: Instance) -> Record:
+    """What there is to say about an instance that was read, under all rule combinations.
+
+    Each answer has one example, the most probable hypothesis that prescribes it: for each slot of
+    the last panel a rule, and the slots of the three columns that it relates. An answer that the
+    instance came with is compared.
+    """
+    solution = solve(instance.panels, instance.config)
+    [ranked] = ranked_answers(solution)
+    probability = {tuple(answer): probability for answer, probability in ranked}
+    result = {
+        "features": instance.config.features,
+        "values": instance.config.values,
+        "permute": instance.config.permute,
+        "ambiguous": len(ranked) > 1,
+        "hypotheses": len(solution.hypotheses.instance),
+        "answers": [answer for answer, _ in ranked],
+        "probabilities": [probability for _, probability in ranked],
+        "examples": [_example(solution.hypotheses, answer) for answer, _ in ranked],
+    }
+    if instance.given is not None:
+        given = tuple(instance.given)
+        result |= {"given": instance.given, "given_is_consistent": given in probability}
+        result |= {"given_probability": probability.get(given, 0.0)}
+    return result
+
+
+def _example(found: Hypotheses, answer: list[int]) -> list[dict[str, Any]]:
+    agrees = (found.answers == torch.tensor(answer)).all(dim=-1).nonzero().flatten()
+    best = int(agrees[found.log_weight[agrees].argmax()])
+    parts = zip(*(x[best].tolist() for x in (found.rules, found.first, found.second)), strict=True)
+    return [
+        {"rule": RULES[rule], "slots": [first, second, slot]}
+        for slot, (rule, first, second) in enumerate(parts)
+    ]
+
+
+def export(
+    path: Path,
+    task: Sraven,
+    split: str,
+    index: range,
+    *,
+    file_format: str | None = None,
+    unambiguous: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Writes instances to a Parquet or JSON lines file, which appears when it is complete.
+
+    file_format: "parquet" or "jsonl"; by the extension of the path if None.
+    progress: called with the number of instances written since the last call.
+    """
+    chosen = FORMATS[format_of(path, file_format)]
+    if not index:
+        raise bad_value("instances", len(index), "a whole number of at least 1")
+    with new_file(path, overwrite=overwrite) as handle, chosen(handle) as write:
+        for start in range(0, len(index), CHUNK):
+            part = index[start : start + CHUNK]
+            write(records(task, split, part, unambiguous=unambiguous))
+            progress(len(part))
+
+
+def format_of(path: Path, file_format: str | None = None) -> str:
+    """The format that was asked for, or the one that the extension says.
+
+    >>> format_of(Path("instances.parquet"))
+    'parquet'
+    """
+    name = path.suffix.removeprefix(".") if file_format is None else file_format
+    if name not in FORMATS:
+        what = "format" if file_format else "format (from the extension of the file)"
+        raise unknown_name(what, name, FORMATS)
+    return name
+
+
+@contextmanager
+def _jsonl(handle: IO[bytes]) -> Iterator[Writer]:
+    yield lambda part: handle.writelines(json.dumps(one).encode() + b"\n" for one in part)
+
+
+@contextmanager
+def _parquet(handle: IO[bytes]) -> Iterator[Writer]:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetWriter  # type: ignore[import-untyped]
+
+    def arrow_type(name: str) -> Any:
+        if name.startswith("list<"):
+            return pyarrow.list_(arrow_type(name[5:-1]))
+        return pyarrow.type_for_alias(name)
+
+    schema = pyarrow.schema([(name, arrow_type(kind)) for name, kind in FIELDS.items()])
+    with ParquetWriter(handle, schema, compression="zstd") as writer:
+        yield lambda part: writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+
+
+FORMATS = {"parquet": _parquet, "jsonl": _jsonl}
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
+    """A file that takes its name when the block ends well; after an error nothing is left of it.
+
+    It is written beside its target under a temporary name, synced to the disk and renamed.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, new_file(Path(folder, "a"), overwrite=False) as file:
+    ...     [entry.name for entry in Path(folder).iterdir()] == ["a"]
+    False
+    """
+    target = Path(os.path.realpath(path))
+    _check_target(path, target, overwrite)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    handle = temporary.open("xb")
+    try:
+        with handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        _check_target(path, target, overwrite)
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            handle.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _check_target(path: Path, target: Path, overwrite: bool) -> None:
+    if not target.parent.is_dir():
+        raise bad_value(str(path), "none", f"an existing folder {str(target.parent)!r}")
+    if not target.exists():
+        return
+    if not stat.S_ISREG(target.stat().st_mode):
+        raise bad_value(str(path), "a folder or device", "the name of a file")
+    if not overwrite:
+        raise bad_value(str(path), "an existing file", "a new file (or the option --overwrite)")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the new name last through a power failure, where the system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Prints SRAVEN instances and their answers in a terminal."""
+
+from typing import TYPE_CHECKING
+
+from hyla.tasks.export import Record
+from hyla.tasks.sraven_text import panel_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLOURS = ("cyan", "yellow", "green", "magenta", "bright_blue", "red", "white", "bright_black")
+SHOWN_ANSWERS = 20
+
+
+def print_instance(console: "Console", record: Record) -> None:
+    """The matrix, the rules with the slots they govern, and all consistent answers.
+
+    Symbols that belong to one rule have one colour.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    address = f"seed {record['seed']}, split {record['split']}, instance {record['index']}"
+    size = f"{record['features']} features of {record['values']} values"
+    console.print(f"SRAVEN, {address}: {size}\n", soft_wrap=True)
+    colours = [COLOURS[k % len(COLOURS)] for k in range(record["features"])]
+    orders, panels = record["orders"], record["panels"]
+    width = len(str(record["values"] - 1))
+
+    def shown(row: int, column: int) -> Text:
+        symbols = zip(panels[row][column], orders[column], strict=True)
+        parts = [Text(f"{symbol:{width}}", style=colours[feature]) for symbol, feature in symbols]
+        return Text(" ").join(parts)
+
+    matrix = Table("", "column 0", "column 1", "column 2", show_lines=True)
+    for row in range(3):
+        last = shown(row, 2) if row < 2 else Text("?", justify="center")
+        matrix.add_row(f"row {row}", shown(row, 0), shown(row, 1), last)
+    console.print(matrix)
+    console.print(Text("True answer: ") + shown(2, 2) + Text("\n"))
+    rules = Table("feature", "rule", "slots", "row 0", "row 1", "row 2")
+    for feature, rule in enumerate(record["rules"]):
+        slots = [order.index(feature) for order in orders]
+        rows = [" ".join(f"{panels[r][c][slots[c]]:{width}}" for c in range(3)) for r in range(3)]
+        rules.add_row(str(feature), Text(rule, style=colours[feature]), panel_text(slots), *rows)
+    console.print(rules)
+    shown_orders = "; ".join(f"column {c}: {panel_text(order)}" for c, order in enumerate(orders))
+    console.print(f"Order of the features in {shown_orders}\n", soft_wrap=True)
+    print_answers(console, record)
+
+
+def print_answers(console: "Console", result: Record) -> None:
+    """The consistent answers: those of a record, or of an instance that was read and solved."""
+    from rich.table import Table
+
+    answers, hypotheses = result["answers"], result["hypotheses"]
+    known, mark = (
+        result.get("given", result.get("answer")),
+        "true" if "answer" in result else "given",
+    )
+    if answers:
+        count = "1 consistent answer" if len(answers) == 1 else f"{len(answers)} consistent answers"
+        count += f" from {hypotheses} " + ("hypothesis" if hypotheses == 1 else "hypotheses")
+        console.print(f"{count}:")
+        examples = result.get("examples")
+        table = Table("answer", "probability", "", *["example: rule (slots)"] * bool(examples))
+        for number, answer in enumerate(answers[:SHOWN_ANSWERS]):
+            row = [panel_text(answer), f"{result['probabilities'][number]:.6f}"]
+            row.append(mark if answer == known else "")
+            if examples:
+                parts = (
+                    f"{part['rule']} ({panel_text(part['slots'])})" for part in examples[number]
+                )
+                row.append(", ".join(parts))
+            table.add_row(*row)
+        console.print(table)
+        if len(answers) > SHOWN_ANSWERS:
+            console.print(f"and {len(answers) - SHOWN_ANSWERS} more, all of them with --json")
+    else:
+        console.print("No rules fit this context: there is no consistent answer.")
+    if "given" in result:
+        fits = "consistent" if result["given_is_consistent"] else "not consistent with the context"
+        probability = f"its probability is {result['given_probability']:.6f}"
+        console.print(f"The given answer {panel_text(result['given'])} is {fits}; {probability}.")

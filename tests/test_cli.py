@@ -1,0 +1,296 @@
+"""The command `hyla`: what it prints, what it writes, and one line for what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from hyla import cli
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, evaluate
+from hyla.tasks.sraven import Sraven, SravenConfig
+from hyla.tasks.sraven_stats import statistics
+
+COMMANDS = ["sraven show", "sraven solve", "sraven stats", "sraven export", "fuzzy show"]
+
+
+class Hyla:
+    """Runs commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        self.capsys, self.folder = capsys, tmp_path
+
+    def __call__(self, command: str, *more: str) -> str:
+        cli.main([*command.split(), *more])
+        output = self.capsys.readouterr()
+        assert not output.err
+        return output.out
+
+    def json(self, command: str, *more: str) -> Any:
+        text = self(command, *more, "--json")
+        assert text.count("\n") == 1
+        return json.loads(text)
+
+    def refused(self, command: str, *more: str, code: int = 2) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*command.split(), *more])
+        output = self.capsys.readouterr()
+        assert stopped.value.code == code
+        assert not output.out
+        return output.err
+
+    def error(self, command: str, *more: str) -> str:
+        """The one line that a command ends with."""
+        message = self.refused(command, *more)
+        assert message.startswith("error: ")
+        assert message.count("\n") == 1
+        return message
+
+    def file(self, content: object) -> str:
+        path = self.folder / "instance.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+
+@pytest.fixture
+def hyla(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Hyla:
+    monkeypatch.setenv("COLUMNS", "120")
+    return Hyla(capsys, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["", "sraven", "fuzzy", *COMMANDS])
+def test_help(hyla: Hyla, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert f"usage: {' '.join(['hyla', command]).strip()}" in text
+    assert "--json" in text or command not in COMMANDS
+
+
+def test_show_is_the_instance_of_its_address(hyla: Hyla) -> None:
+    settings = "--features 3 --values 5 --held-out 0.3 --no-permute --seed 7"
+    record = hyla.json(f"sraven show --index 12 --split held-out {settings}")
+    task = Sraven(SravenConfig(3, 5, 0.3, False), seed=7)
+    batch = task.batch("held_out", range(12, 13))
+    assert (record["seed"], record["split"], record["index"]) == (7, "held_out", 12)
+    assert record["panels"] == batch.panels[0].tolist()
+    assert record["orders"] == batch.orders[0].tolist() == [[0, 1, 2]] * 3
+    assert hyla.json(f"sraven show --index 12 --split held_out {settings}") == record
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_show_prints_matrix_rules_and_answers(hyla: Hyla, index: int) -> None:
+    settings = f"--index {index} --values 4"
+    record, text = hyla.json(f"sraven show {settings}"), hyla(f"sraven show {settings}")
+    panels = [" ".join(map(str, panel)) for row in record["panels"] for panel in row]
+    for panel in panels:
+        assert panel in text
+    for rule in record["rules"]:
+        assert rule in text
+    for order in record["orders"]:
+        assert " ".join(map(str, order)) in text
+    for answer, probability in zip(record["answers"], record["probabilities"], strict=True):
+        assert f"{' '.join(map(str, answer))} │ {probability:.6f}" in text
+    assert "?" in text
+    assert f"from {record['hypotheses']} hypothes" in text
+
+
+def test_unambiguous_instances_have_one_answer(hyla: Hyla) -> None:
+    shown = [hyla.json(f"sraven show --values 4 --index {i} --unambiguous") for i in range(5)]
+    assert all(record["answers"] == [record["answer"]] for record in shown)
+    assert any(hyla.json(f"sraven show --values 4 --index {i}")["ambiguous"] for i in range(5))
+
+
+@pytest.mark.parametrize("permute", ["", " --no-permute"])
+def test_what_show_prints_solve_answers(hyla: Hyla, permute: str) -> None:
+    for index in range(5):
+        record = hyla.json(f"sraven show --values 4 --index {index}{permute}")
+        result = hyla.json("sraven solve", hyla.file(record))
+        assert record["answer"] in result["answers"]
+        assert result["answers"] == record["answers"]
+        assert result["probabilities"] == record["probabilities"]
+        assert result["given"] == record["answer"]
+        text = hyla("sraven solve", hyla.file(record))
+        for answer in result["answers"]:
+            assert " ".join(map(str, answer)) in text
+
+
+def test_solve_needs_neither_the_answer_nor_the_values(hyla: Hyla) -> None:
+    panels = [[[1], [2], [3]], [[6], [7], [0]], [[3], [4]]]
+    result = hyla.json("sraven solve", hyla.file({"panels": panels}), "--values", "8")
+    assert result["answers"] == [[5]]
+    assert "given" not in result
+    assert (
+        hyla.json("sraven solve", hyla.file({"panels": panels}), "--values", "9")["answers"] == []
+    )
+    assert "No rules fit" in hyla("sraven solve", hyla.file({"panels": panels, "values": 9}))
+
+
+def test_solve_names_what_is_wrong(hyla: Hyla) -> None:
+    panels = [[[1], [2], [9]], [[6], [7], [0]], [[3], [4]]]
+    file = hyla.file({"panels": panels, "values": 8})
+    expected = "row 0, column 2, feature 0: expected a symbol from 0 to 7, got 9."
+    assert hyla.error("sraven solve", file) == f"error: {expected}\n"
+    assert "missing.json" in hyla.error("sraven solve", str(hyla.folder / "missing.json"))
+    assert "expected one JSON object" in hyla.error("sraven solve", hyla.file("no json"))
+
+
+@pytest.mark.parametrize("split", ["all", "train", "held-out"])
+def test_stats_are_those_of_the_library(hyla: Hyla, split: str) -> None:
+    given = hyla.json(f"sraven stats --features 3 --values 5 --instances 300 --split {split}")
+    measured = statistics(SravenConfig(3, 5), split.replace("-", "_"), 300)
+    assert (given["features"], given["values"], given["instances"]) == (3, 5, 300)
+    for name in ("ambiguous", "ambiguous_every_feature", "ceiling", "top_posterior"):
+        assert given[name] == vars(getattr(measured, name))
+        assert set(given[name]) == {"value", "standard_error"}
+    text = hyla(f"sraven stats --features 3 --values 5 --instances 300 --split {split}")
+    assert f"{measured.ceiling.value:.5f}" in text
+
+
+def test_export_says_what_it_wrote(hyla: Hyla) -> None:
+    path = hyla.folder / "a.data"
+    result = hyla.json(
+        "sraven export", str(path), *"--instances 5 --start 3 --format jsonl".split()
+    )
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["index"] for row in rows] == [3, 4, 5, 6, 7]
+    assert result["instances"] == 5
+    assert result["bytes"] == path.stat().st_size
+    assert rows[1] == hyla.json("sraven show --index 4")
+    assert hyla.json("sraven solve", hyla.file(rows[0]))["given_is_consistent"]
+    assert "existing file" in hyla.error("sraven export", str(path), "--format", "jsonl")
+    assert len(path.read_text().splitlines()) == 5
+    hyla("sraven export", str(path), *"--instances 2 --format jsonl --overwrite".split())
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("features, values", [(4, 8), (1, 3), (5, 16), (2, 50)])
+def test_drawings_are_pictures(hyla: Hyla, features: int, values: int) -> None:
+    png, svg = hyla.folder / "a.PNG", hyla.folder / "a.svg"
+    for path in (png, svg):
+        hyla(f"sraven show --features {features} --values {values} --output", str(path))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert len(png.read_bytes()) > 5000
+    elements = list(ElementTree.parse(svg).getroot().iter())
+    assert len(elements) > 8 * features
+    first = svg.read_bytes()
+    hyla(f"sraven show --features {features} --values {values} --output", str(svg))
+    assert svg.read_bytes() == first
+    assert {path.name for path in hyla.folder.iterdir()} == {"a.PNG", "a.svg"}
+
+
+@pytest.mark.parametrize("split", ["train", "held-out", "unknown"])
+def test_fuzzy_show_is_the_instance_of_its_address(hyla: Hyla, split: str) -> None:
+    settings = f"--split {split} --index 5 --seed 3 --variables 4 --terms 2 --examples 7"
+    given = hyla.json(f"fuzzy show {settings}")
+    task = FuzzyLogic(FuzzyLogicConfig(examples=7), seed=3)
+    batch = task.batch(split.replace("-", "_"), range(5, 6))
+    assert given["terms"] == batch.terms[0].tolist()
+    x = torch.tensor([given["inputs"]])
+    assert evaluate(x, batch.terms)[0].tolist() == given["targets"]
+    text = hyla(f"fuzzy show {settings}")
+    assert given["formula"] == describe(given["terms"], 4)
+    assert given["formula"] in text
+    assert f"? ({given['targets'][-1]:.3f})" in text
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("sraven show --values 2", "values: expected at least 3"),
+        ("sraven show --split hold-out", "split: unknown name .* Did you mean 'held_out'"),
+        ("sraven show --index -1", "index: expected a whole number from 0"),
+        ("sraven show --index 9223372036854775807", "index: expected a whole number from 0"),
+        ("sraven show --seed -1", "seed: expected a whole number from 0"),
+        ("sraven show --held-out 1.5", "held_out: expected a fraction"),
+        ("sraven show --output a.pdf", "output .*'pdf'.*Allowed: svg, png"),
+        ("sraven show --output missing/a.png", "expected an existing folder"),
+        ("sraven stats --instances 1", "instances: expected .* at least 2"),
+        ("sraven stats --device tpu9", "device: expected a device"),
+        ("sraven export a.csv", "format .*'csv'.* Allowed: parquet, jsonl"),
+        ("sraven export a.jsonl --instances 0", "instances: expected .* at least 1"),
+        ("sraven export a.jsonl --start -5", "start: expected a whole number from 0"),
+        ("sraven export missing/a.jsonl", "expected an existing folder"),
+        ("fuzzy show --index -1", "index: expected a whole number from 0"),
+        ("fuzzy show --variables 2 --terms 9", "terms|unknown"),
+        ("fuzzy show --split none", "split: unknown name 'none'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    hyla: Hyla, command: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hyla.folder)
+    assert pytest.raises(ValueError, match=message)
+    import re
+
+    assert re.search(message, hyla.error(command))
+    assert not list(hyla.folder.iterdir())
+
+
+def test_unknown_options_and_commands_show_what_there_is(hyla: Hyla) -> None:
+    assert "--index" in hyla.refused("sraven show --indx 3")
+    assert "show" in hyla.refused("sraven shw")
+    assert "sraven" in hyla.refused("")
+
+
+@pytest.mark.parametrize(
+    "command, package",
+    [("sraven export a.parquet", "pyarrow"), ("sraven show --output a.png", "matplotlib")],
+)
+def test_a_missing_package_is_named(
+    hyla: Hyla, command: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(package), *sys.meta_path])
+    monkeypatch.chdir(hyla.folder)
+    assert hyla.error(command) == f"error: this needs {package}: pip install {package}\n"
+    assert not list(hyla.folder.iterdir())
+
+
+class Missing:
+    """Makes a package look as if it were not installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.split(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_interrupting_ends_with_one_line(hyla: Hyla, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "statistics", interrupt)
+    assert hyla.refused("sraven stats", code=130) == "interrupted\n"
+
+
+def test_as_a_program() -> None:
+    program = [sys.executable, "-m", "hyla.cli", "sraven"]
+    shown = subprocess.run([*program, "show", "--json"], capture_output=True, text=True, check=True)
+    record = json.loads(shown.stdout)
+    solved = subprocess.run(
+        [*program, "solve", "-", "--json"], input=shown.stdout, capture_output=True, text=True
+    )
+    assert record["answer"] in json.loads(solved.stdout)["answers"]
+    wrong = subprocess.run(
+        [*program, "solve"], input='{"values": 8}', capture_output=True, text=True
+    )
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: instance: expected a field 'panels'")
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m hyla.cli sraven show | true"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.stderr == ""
