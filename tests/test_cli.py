@@ -1,6 +1,7 @@
 """The command `hyla`: what it prints, what it writes, and one line for what is wrong."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,9 +157,7 @@ def test_stats_are_those_of_the_library(hyla: Hyla, split: str) -> None:
 
 def test_export_says_what_it_wrote(hyla: Hyla) -> None:
     path = hyla.folder / "a.data"
-    result = hyla.json(
-        "sraven export", str(path), *"--instances 5 --start 3 --format jsonl".split()
-    )
+    result = hyla.json("sraven export --instances 5 --start 3 --format jsonl", str(path))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["index"] for row in rows] == [3, 4, 5, 6, 7]
     assert result["instances"] == 5
@@ -167,7 +166,7 @@ def test_export_says_what_it_wrote(hyla: Hyla) -> None:
     assert hyla.json("sraven solve", hyla.file(rows[0]))["given_is_consistent"]
     assert "existing file" in hyla.error("sraven export", str(path), "--format", "jsonl")
     assert len(path.read_text().splitlines()) == 5
-    hyla("sraven export", str(path), *"--instances 2 --format jsonl --overwrite".split())
+    hyla("sraven export --instances 2 --format jsonl --overwrite", str(path))
     assert len(path.read_text().splitlines()) == 2
 
 
@@ -227,9 +226,6 @@ def test_what_is_wrong_is_told_in_one_line(
     hyla: Hyla, command: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(hyla.folder)
-    assert pytest.raises(ValueError, match=message)
-    import re
-
     assert re.search(message, hyla.error(command))
     assert not list(hyla.folder.iterdir())
 
@@ -274,17 +270,16 @@ def test_interrupting_ends_with_one_line(hyla: Hyla, monkeypatch: pytest.MonkeyP
     assert hyla.refused("sraven stats", code=130) == "interrupted\n"
 
 
-def test_as_a_program() -> None:
-    program = [sys.executable, "-m", "hyla.cli", "sraven"]
-    shown = subprocess.run([*program, "show", "--json"], capture_output=True, text=True, check=True)
-    record = json.loads(shown.stdout)
-    solved = subprocess.run(
-        [*program, "solve", "-", "--json"], input=shown.stdout, capture_output=True, text=True
-    )
-    assert record["answer"] in json.loads(solved.stdout)["answers"]
-    wrong = subprocess.run(
-        [*program, "solve"], input='{"values": 8}', capture_output=True, text=True
-    )
+def test_as_a_program(hyla: Hyla) -> None:
+    def solve(*options: str, given: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hyla.cli", "sraven", "solve", *options]
+        return subprocess.run(command, input=given, capture_output=True, text=True)
+
+    record = hyla.json("sraven show")
+    result = solve("-", "--json", given=json.dumps(record))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert record["answer"] in json.loads(result.stdout)["answers"]
+    wrong = solve(given='{"values": 8}')
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: instance: expected a field 'panels'")
     assert wrong.stderr.count("\n") == 1

@@ -1,9 +1,11 @@
-"""Records of SRAVEN instances: true to the task and the solver, and files that are whole or absent."""
+"""Records of SRAVEN instances: true to task and solver, in files that are whole or not there."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,7 +167,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None
     command = [sys.executable, "-c", START + RUN.format(10**7), str(tmp_path / "a.jsonl")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not list(tmp_path.iterdir()):
-        pass
+        time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
@@ -207,6 +209,14 @@ def test_a_link_stays_a_link_and_a_device_is_refused(tmp_path: Path) -> None:
     for place in (Path("/dev/null"), tmp_path):
         with pytest.raises(ValueError, match="a folder or device"), new_file(place, overwrite=True):
             pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # also where tests run as root
+    with pytest.raises(ValueError, match=f"expected a folder that .* got {tmp_path}"):
+        export(tmp_path / "a.jsonl", Sraven(SMALL), "all", range(2))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any
 
 import torch
@@ -216,18 +217,15 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
     """
     target = Path(os.path.realpath(path))
     _check_target(path, target, overwrite)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    handle = temporary.open("xb")
+    temporary = target.with_name(f".{target.name}.{token_hex(4)}.partial")
     try:
-        with handle:
+        with temporary.open("xb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
         _check_target(path, target, overwrite)
         temporary.replace(target)
     except BaseException:
-        with suppress(OSError):
-            handle.close()
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
@@ -236,6 +234,8 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
 def _check_target(path: Path, target: Path, overwrite: bool) -> None:
     if not target.parent.is_dir():
         raise bad_value(str(path), "none", f"an existing folder {str(target.parent)!r}")
+    if not os.access(target.parent, os.W_OK):
+        raise bad_value(str(path), target.parent, "a folder that you may write to")
     if not target.exists():
         return
     if not stat.S_ISREG(target.stat().st_mode):

@@ -1,5 +1,6 @@
 """Prints SRAVEN instances and their answers in a terminal."""
 
+import math
 from typing import TYPE_CHECKING
 
 from hyla.tasks.export import Record
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "bright_blue", "red", "white", "bright_black")
 SHOWN_ANSWERS = 20
+ONE_LINE = 6  # more symbols of a panel are laid out in a square, as in a drawing
 
 
 def print_instance(console: "Console", record: Record) -> None:
@@ -27,17 +29,20 @@ def print_instance(console: "Console", record: Record) -> None:
     orders, panels = record["orders"], record["panels"]
     width = len(str(record["values"] - 1))
 
-    def shown(row: int, column: int) -> Text:
+    per_line = len(colours) if len(colours) <= ONE_LINE else math.ceil(math.sqrt(len(colours)))
+
+    def shown(row: int, column: int, per_line: int = per_line) -> Text:
         symbols = zip(panels[row][column], orders[column], strict=True)
         parts = [Text(f"{symbol:{width}}", style=colours[feature]) for symbol, feature in symbols]
-        return Text(" ").join(parts)
+        starts = range(0, len(parts), per_line)
+        return Text("\n").join(Text(" ").join(parts[i : i + per_line]) for i in starts)
 
     matrix = Table("", "column 0", "column 1", "column 2", show_lines=True)
     for row in range(3):
         last = shown(row, 2) if row < 2 else Text("?", justify="center")
         matrix.add_row(f"row {row}", shown(row, 0), shown(row, 1), last)
     console.print(matrix)
-    console.print(Text("True answer: ") + shown(2, 2) + Text("\n"))
+    console.print(Text("True answer: ") + shown(2, 2, len(colours)) + Text("\n"))
     rules = Table("feature", "rule", "slots", "row 0", "row 1", "row 2")
     for feature, rule in enumerate(record["rules"]):
         slots = [order.index(feature) for order in orders]
