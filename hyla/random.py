@@ -35,10 +35,13 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a product, through halves of the constant: below 2^49."""
-    low, high = word * (constant & 0xFFFF), word * (constant >> 16)
-    middle = high + (low >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+    """The high and the low word of word * constant, for a constant above 3 * 2^30.
+
+    Multiplied by constant - 2^32 instead, the product stays within 62 bits; its low word is the
+    same, and its high word is less by `word`.
+    """
+    product = word * (constant - 2**32)
+    return (product >> 32) + word, product & MASK
 
 
 def words(seed: Tensor, index: Tensor, block: int | Tensor, stream: int | Tensor) -> Tensor:

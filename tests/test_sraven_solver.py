@@ -201,6 +201,29 @@ def test_chunks_do_not_matter() -> None:
     assert whole.hypotheses.instance.equal(parts.hypotheses.instance)
 
 
+def test_too_many_hypotheses_are_solved_in_parts_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SravenConfig(values=4)
+    panels = Sraven(config).batch("all", 60).panels
+    whole = solve(panels, config)
+    monkeypatch.setattr("hyla.tasks.sraven_solver.MAX_BYTES", 50_000)
+    parts = solve(panels, config)
+    assert parts.answers.equal(whole.answers)
+    assert parts.answer_instance.equal(whole.answer_instance)
+    with pytest.raises(ValueError, match="panels: expected a context that fewer than"):
+        solve(torch.zeros(3, 3, 3, 4, dtype=torch.int64), config)
+
+
+def test_settings_without_unambiguous_instances_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hyla.tasks.sraven_solver.MAX_ATTEMPTS", 5)
+    task = Sraven(SravenConfig(features=6, values=3))
+    with pytest.raises(ValueError, match="features, values: expected settings with an unambiguous"):
+        unambiguous_batch(task, "all", 2)
+
+
 @pytest.mark.parametrize("values, split", [(8, "all"), (8, "train"), (8, "held_out"), (4, "all")])
 def test_the_posterior_is_calibrated(values: int, split: str) -> None:
     """Mean top probability equals accuracy; and so it is at each level of confidence."""

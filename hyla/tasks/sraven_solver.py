@@ -12,6 +12,7 @@ other); slots of the three columns are written S1, S2 and S3.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from hyla.tasks.sraven import (
     SravenConfig,
     split_combinations,
 )
+
+MAX_BYTES = 2**31  # of the largest table that is made
+MAX_ATTEMPTS = 1000  # at an unambiguous instance
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,10 @@ def solve(
         combinations = torch.tensor(split_combinations(config, "all", 0), device=panels.device)
     if chunk is None:
         chunk = 8192 if panels.device.type == "cpu" else 131_072
-    parts = [_solve(part, config, combinations) for part in panels.split(chunk)]
-    return _joined(parts, chunk) if len(parts) > 1 else parts[0]
+    parts = [
+        part for some in panels.split(chunk) for part in _solve_in_parts(some, config, combinations)
+    ]
+    return _joined(parts) if len(parts) > 1 else parts[0]
 
 
 def check_panels(panels: Tensor, config: SravenConfig) -> None:
@@ -124,6 +130,23 @@ def check_panels(panels: Tensor, config: SravenConfig) -> None:
         where = f"panels[{instance}], row {panel // 3}, column {panel % 3}, feature {feature}"
         given = int(context[instance, place])
         raise bad_value(where, given, f"a symbol from 0 to {config.values - 1}")
+
+
+class _TooManyHypothesesError(Exception):
+    """The table of hypotheses would not fit into the memory."""
+
+
+def _solve_in_parts(panels: Tensor, config: SravenConfig, combinations: Tensor) -> list[Solution]:
+    """Solves a chunk whole or, where it has too many hypotheses for that, in halves."""
+    try:
+        return [_solve(panels, config, combinations)]
+    except _TooManyHypothesesError:
+        if len(panels) == 1:
+            expected = f"a context that fewer than {MAX_BYTES / 8 / config.features**2:.0e}"
+            given = "one with more"
+            raise bad_value("panels", given, f"{expected} partial hypotheses fit") from None
+    halves = panels.chunk(2)
+    return [part for half in halves for part in _solve_in_parts(half, config, combinations)]
 
 
 def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Solution:
@@ -172,6 +195,8 @@ def _assignments(fits: Tensor, config: SravenConfig) -> tuple[Tensor, Tensor, Te
     chosen = torch.empty(batch, 0, 3, dtype=torch.int64, device=fits.device)
     for slot in range(features):
         free = (free1.unsqueeze(-1) & free2.unsqueeze(-2)).unsqueeze(-1)
+        if len(instance) * free[0].numel() * len(RULES) > MAX_BYTES:
+            raise _TooManyHypothesesError
         row, first, second, rule = (fits[instance, slot] & free).nonzero(as_tuple=True)
         instance = instance[row]
         free1 = free1[row].scatter(1, first.unsqueeze(-1), False)
@@ -259,15 +284,16 @@ def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     return Solution(found, answer_instance, answers, probability, best, best_probability, count)
 
 
-def _joined(parts: Sequence[Solution], chunk: int) -> Solution:
+def _joined(parts: Sequence[Solution]) -> Solution:
     """The solutions of successive chunks as one."""
+    starts = [0, *accumulate(len(part.best) for part in parts)]
     shifted = [
         replace(
             part,
-            answer_instance=part.answer_instance + i * chunk,
-            hypotheses=replace(part.hypotheses, instance=part.hypotheses.instance + i * chunk),
+            answer_instance=part.answer_instance + start,
+            hypotheses=replace(part.hypotheses, instance=part.hypotheses.instance + start),
         )
-        for i, part in enumerate(parts)
+        for start, part in zip(starts, parts, strict=False)
     ]
     hypotheses = Hypotheses(
         **{
@@ -301,6 +327,10 @@ def unambiguous_batch(task: Sraven, split: str, index: Tensor | range | int) -> 
     wrong = solve(panels, task.config).ambiguous.nonzero().flatten()
     while len(wrong):
         attempt += 1
+        if attempt == MAX_ATTEMPTS:
+            settings = f"{task.config.features} features of {task.config.values} values"
+            expected = f"settings with an unambiguous instance in {MAX_ATTEMPTS} attempts"
+            raise bad_value("features, values", settings, expected)
         again = task.batch(split, index_B[wrong], attempt=attempt)
         panels = panels.index_copy(0, wrong, again.panels)
         rules = rules.index_copy(0, wrong, again.rules)
