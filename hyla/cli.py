@@ -176,24 +176,31 @@ def sraven_solve(
 
 @sraven.command(name="stats")
 def sraven_stats(
-    task: SravenOptions, instances: int = 16_384, device: str = "cpu", json: bool = False
+    task: SravenOptions,
+    instances: int = 16_384,
+    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
+    device: str = "cpu",
+    json: bool = False,
 ) -> None:
     """Measure how often instances are ambiguous, and how well any solver can do.
 
     Args:
         task: Which instances, under which settings.
         instances: How many instances to solve.
+        prior: The split whose rules the solver takes to be possible; by default the same.
         device: Where to compute: cpu, or cuda.
         json: Print JSON only.
     """
     split = library_split(task.split)
+    prior = split if prior is None else library_split(prior)
     config, place = task.config, checked_device(device)
     with progress_bar("solving", instances) as advance:
         measured = statistics(
-            config, split, instances, seed=task.seed, device=place, progress=advance
+            config, split, instances, prior=prior, seed=task.seed, device=place, progress=advance
         )
     if json:
-        write_json(asdict(config) | {"split": split, "seed": task.seed} | asdict(measured))
+        settings = asdict(config) | {"split": split, "prior": prior, "seed": task.seed}
+        write_json(settings | asdict(measured))
         return
     table = Table(title=f"SRAVEN, {instances} instances of split {task.split}")
     for name in ("measure", "value", "standard error"):

@@ -263,6 +263,11 @@ def test_statistics_are_those_of_the_solution() -> None:
     assert given.ambiguous.standard_error == pytest.approx(error)
     assert given.ambiguous_every_feature.value < given.ambiguous.value
     assert abs(given.ceiling.value - given.top_posterior.value) < 4 * given.ceiling.standard_error
+    wider = statistics(config, "train", 3000, prior="all", seed=3)
+    right = (solve(batch.panels, config).best == batch.targets).all(dim=-1).double().mean()
+    assert wider.ceiling.value == pytest.approx(right.item())
+    with pytest.raises(ValueError, match="split, prior: unknown name 'held-out'"):
+        statistics(config, "train", prior="held-out")
 
 
 def test_unambiguous_instances_by_address() -> None:

@@ -274,8 +274,8 @@ def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     mass = weight.new_zeros(len(keys)).index_add(0, answer_of, weight)
     probability = mass / total.clamp(min=torch.finfo(torch.float64).tiny)[answer_instance]
     best_probability = zeros.scatter_reduce(0, answer_instance, probability, "amax")
-    # Of equally probable answers, the first.
-    is_best = (probability == best_probability[answer_instance]) & (probability > 0)
+    # Of equally probable answers the first: equal but for the rounding of sums in any order.
+    is_best = (probability >= (1 - 1e-9) * best_probability[answer_instance]) & (probability > 0)
     number = torch.arange(len(keys), device=device)[is_best].flip(0)
     best = torch.full((batch, features), -1, dtype=torch.int64, device=device)
     best[answer_instance[number]] = answers[number]

@@ -8,8 +8,15 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from hyla.errors import bad_value
-from hyla.tasks.sraven import RULES, STEPS, Sraven, SravenConfig, number_of_combinations
+from hyla.errors import bad_value, unknown_name
+from hyla.tasks.sraven import (
+    RULES,
+    STEPS,
+    STREAMS,
+    Sraven,
+    SravenConfig,
+    number_of_combinations,
+)
 from hyla.tasks.sraven_solver import solve
 
 
@@ -50,12 +57,15 @@ def statistics(
     split: str = "all",
     instances: int = 16_384,
     *,
+    prior: str | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Statistics:
-    """Solves the first `instances` of a split, with the prior of that split.
+    """Solves the first `instances` of a split.
 
+    prior: the split whose rule combinations the solver takes to be possible; that of the instances
+        by default.
     progress: called with the number of instances solved since the last call.
 
     >>> statistics(SravenConfig(), "train", 500).ceiling.value > 0.8
@@ -63,13 +73,16 @@ def statistics(
     """
     if instances < 2:
         raise bad_value("instances", instances, "a whole number of at least 2")
+    for name in (split, prior or split):
+        if name not in STREAMS:
+            raise unknown_name("split, prior", name, STREAMS)
     task = Sraven(config, seed, device=device)
     measured: list[list[Tensor]] = [[], [], [], []]
     chunk = 8192 if task.seed.device.type == "cpu" else 131_072
     for start in range(0, instances, chunk):
         index = range(start, min(start + chunk, instances))
         batch = task.batch(split, index)
-        solution = solve(batch.panels, config, task.combinations[split])
+        solution = solve(batch.panels, config, task.combinations[prior or split])
         measured[0].append(solution.ambiguous)
         measured[1].append(solution.ambiguous_every_feature(batch.targets))
         measured[2].append((solution.best == batch.targets).all(dim=-1))
