@@ -61,7 +61,7 @@ class SravenOptions:
     held_out: float = SravenConfig.held_out
     """Fraction of the rule combinations that is held out."""
     no_permute: bool = False
-    """Show the features of all columns in the same order."""
+    """Show the features of all columns in the same order, that of their rules."""
     split_seed: int = SravenConfig.split_seed
     """Seed that draws the held-out combinations; -1: that of the instances."""
 
@@ -159,8 +159,8 @@ def sraven_solve(
 
     Args:
         file: JSON, {"values": 8, "panels": [3 rows of 3 panels]}; - is standard input.
-        values: How many different symbols there are, if the instance does not say.
-        no_permute: Take the features of all columns to be in the same order.
+        values: How many different symbols there are, whatever the instance says.
+        no_permute: Take the features of all columns to be in the same order, that of their rules.
         json: Print JSON only.
     """
     text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -235,7 +235,11 @@ def sraven_export(
         overwrite: Replace the file if it exists.
         json: Print JSON only.
     """
-    check_index("start", start, max(instances, 1))
+    if instances < 1:
+        raise bad_value("instances", instances, "a whole number of at least 1")
+    if str(path) == "-":
+        raise bad_value("path", "'-'", "the name of a file")
+    check_index("start", start, instances)
     file_format = format_of(path, format)
     source, split = Sraven(task.config, task.seed), library_split(task.split)
     with progress_bar("writing", instances) as advance:
@@ -268,7 +272,7 @@ def fuzzy_show(task: FuzzyOptions, index: int = 0, json: bool = False) -> None:
     targets, formula = batch.targets[0].tolist(), describe(terms, config.variables)
     if json:
         address = {"seed": task.seed, "split": split, "index": index}
-        latents = {"terms": terms, "formula": formula}
+        latents = {"term_numbers": terms, "formula": formula}
         write_json(address | asdict(config) | latents | {"inputs": inputs, "targets": targets})
         return
     console = Console(highlight=False)
@@ -291,7 +295,7 @@ def checked_device(name: str) -> torch.device:
     """A device that exists here."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise bad_value("device", repr(name), "a device of this machine, such as cpu") from None
     return device
@@ -322,11 +326,13 @@ def _ended_like_interrupted() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = [signal.signal(number, end) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _fail(message: str, code: int) -> SystemExit:

@@ -50,6 +50,12 @@ class Config:
                 expected = f"a whole number of at least {minimum}"
                 raise bad_value(name, getattr(self, name), expected)
 
+    def _check_split_seed(self) -> None:
+        """Of a task: -1, or a seed of 63 bits."""
+        split_seed = getattr(self, "split_seed", -1)
+        if not -1 <= split_seed < 2**63:
+            raise bad_value("split_seed", split_seed, "-1, or a seed from 0 to 2^63 - 1")
+
     def _check_choice(self, name: str, allowed: tuple[str, ...] | dict[str, Any]) -> None:
         if getattr(self, name) not in allowed:
             raise unknown_name(name, getattr(self, name), allowed)

@@ -58,6 +58,7 @@ def train(kind: str) -> tuple[Transformer, dict[str, Tensor]]:
 def main() -> None:
     """Prints the two parts of the demonstration."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # as fast for tensors this small, and it shares a busy machine well
     print("Every layer is a sum over keys of value networks that the latent code generates.")
     print("Largest difference of the two computations, in float64:\n")
     for kind in KINDS:

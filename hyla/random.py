@@ -47,21 +47,28 @@ def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
 def words(seed: Tensor, index: Tensor, block: int | Tensor, stream: int | Tensor) -> Tensor:
     """Four random words `[..., 4]` for each address; the arguments broadcast.
 
-    Seeds and indices are integers from 0 to 2^63 - 1, blocks and streams from 0 to 2^32 - 1.
+    Seeds and indices are any int64, taken as 64 bits; blocks and streams from 0 to 2^32 - 1.
 
     >>> words(torch.tensor([[7], [8]]), torch.arange(3), block=0, stream=1).shape
     torch.Size([2, 3, 4])
     """
     seed, index = seed.to(torch.int64), index.to(torch.int64)
-    block = torch.as_tensor(block, dtype=torch.int64, device=index.device)
-    stream = torch.as_tensor(stream, dtype=torch.int64, device=index.device)
-    counter = (index & MASK, index >> 32, block, stream)
-    result = philox(counter, (seed & MASK, seed >> 32))
+    # The masks also keep torch.compile from multiplying a range as if it were 32-bit addresses.
+    counter = (index & MASK, (index >> 32) & MASK, _word(block, index), _word(stream, index))
+    result = philox(counter, (seed & MASK, (seed >> 32) & MASK))
     return torch.stack(torch.broadcast_tensors(*result), dim=-1)
+
+
+def _word(number: int | Tensor, like: Tensor) -> Tensor:
+    if isinstance(number, int):  # filled, not copied from the host: a CUDA graph can capture it
+        number = torch.full((), number, dtype=torch.int64, device=like.device)
+    return number.to(torch.int64) & MASK
 
 
 def below(word: Tensor, bound: int | Tensor) -> Tensor:
     """Integers 0 .. bound - 1 from random words; probabilities differ by less than bound / 2^32.
+
+    The bound may be at most 2^31.
 
     >>> below(torch.tensor([0, 2**31, 2**32 - 1]), 10).tolist()
     [0, 5, 9]

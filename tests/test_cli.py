@@ -191,11 +191,11 @@ def test_fuzzy_show_is_the_instance_of_its_address(hyla: Hyla, split: str) -> No
     given = hyla.json(f"fuzzy show {settings}")
     task = FuzzyLogic(FuzzyLogicConfig(examples=7), seed=3)
     batch = task.batch(split.replace("-", "_"), range(5, 6))
-    assert given["terms"] == batch.terms[0].tolist()
+    assert given["term_numbers"] == batch.terms[0].tolist()
     x = torch.tensor([given["inputs"]])
     assert evaluate(x, batch.terms)[0].tolist() == given["targets"]
     text = hyla(f"fuzzy show {settings}")
-    assert given["formula"] == describe(given["terms"], 4)
+    assert given["formula"] == describe(given["term_numbers"], 4)
     assert given["formula"] in text
     assert f"? ({given['targets'][-1]:.3f})" in text
 
@@ -203,11 +203,11 @@ def test_fuzzy_show_is_the_instance_of_its_address(hyla: Hyla, split: str) -> No
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("sraven show --values 2", "values: expected at least 3"),
+        ("sraven show --values 2", "values: expected from 3"),
         ("sraven show --split hold-out", "split: unknown name .* Did you mean 'held_out'"),
         ("sraven show --index -1", "index: expected a whole number from 0"),
         ("sraven show --index 9223372036854775807", "index: expected a whole number from 0"),
-        ("sraven show --seed -1", "seed: expected a whole number from 0"),
+        ("sraven show --seed -1", "seed: expected an int from 0"),
         ("sraven show --held-out 1.5", "held_out: expected a fraction"),
         ("sraven show --output a.pdf", "output .*'pdf'.*Allowed: svg, png"),
         ("sraven show --output missing/a.png", "expected an existing folder"),

@@ -259,7 +259,7 @@ def changed(row: int, column: int, panel: object) -> list[Any]:
         ({"values": 8}, "instance: expected a field 'panels'.*got 'values'"),
         ({"values": 8, "panls": ROWS}, "unknown name 'panls'. Did you mean 'panels'"),
         ({"panels": ROWS}, "values: expected .* got nothing"),
-        ({"values": 2, "panels": ROWS}, "values: expected at least 3"),
+        ({"values": 2, "panels": ROWS}, "values: expected from 3"),
         ({"values": "8", "panels": ROWS}, "values: expected a value of type int, got '8'"),
         ({"values": 8, "panels": ROWS[:2]}, "panels: expected 3 rows, got 2 rows"),
         ({"values": 8, "panels": 5}, "panels: expected 3 rows, got 5"),

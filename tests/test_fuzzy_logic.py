@@ -1,6 +1,8 @@
 """Fuzzy logic functions against pure Python, the splits' guarantees, and addressing."""
 
 import math
+import pickle
+import shutil
 from collections import Counter
 from itertools import combinations, product
 
@@ -12,6 +14,8 @@ from torch.utils.data import DataLoader
 from hyla import random
 from hyla.tasks.address import SPLIT_STREAM
 from hyla.tasks.fuzzy_logic import (
+    FIXED_STREAM,
+    STREAMS,
     FuzzyLogic,
     FuzzyLogicBatch,
     FuzzyLogicConfig,
@@ -369,3 +373,32 @@ def test_bad_requests() -> None:
         task.batch("train", 3, fixed="contxt")
     with pytest.raises(ValueError, match="seed: expected one seed for a dataset"):
         FuzzyLogic(FuzzyLogicConfig(), [0, 1]).dataset("train", 3)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_by_inductor_to_the_same_bits() -> None:
+    torch.compiler.reset()
+    task = FuzzyLogic(FuzzyLogicConfig(), [0, 1])
+    compiled = torch.compile(lambda start: task.batch("train", start + torch.arange(53)).inputs)
+    for start in (0, 2**33):
+        exact = task.batch("train", range(start, start + 53)).inputs
+        assert compiled(torch.tensor(start)).equal(exact)
+
+
+def test_functions_inputs_and_fixed_inputs_have_nothing_to_do_with_each_other() -> None:
+    task = FuzzyLogic(FuzzyLogicConfig(), seed=0)
+    batch = task.batch("train", 20_000)
+    combination = batch.terms[:, 0] * 16 + batch.terms[:, 1]
+    numbers = torch.cat((combination.unsqueeze(1), batch.inputs[:, :2, :4].flatten(1)), dim=1)
+    correlation = torch.corrcoef(numbers.double().T).fill_diagonal_(0)
+    assert correlation.abs().max() < 0.03  # four standard errors of 20,000 pairs
+    shared = task.batch("train", 1, fixed="context").inputs[0, :-1, :4]
+    for split in STREAMS:
+        assert not shared.equal(task.batch(split, 1).inputs[0, :-1, :4])
+        assert not task.batch(split, 1).inputs.equal(batch.inputs[:1]) or split == "train"
+    assert FIXED_STREAM not in STREAMS.values()
+
+
+def test_datasets_can_be_sent_to_other_processes() -> None:
+    dataset = FuzzyLogic(FuzzyLogicConfig(), seed=1).dataset("train", 5)
+    assert pickle.loads(pickle.dumps(dataset))[2]["inputs"].equal(dataset[2]["inputs"])

@@ -1,6 +1,8 @@
 """SRAVEN by address: rules, permutations, splits, and what may not matter."""
 
 import math
+import pickle
+import shutil
 from collections import Counter
 from itertools import pairwise
 
@@ -8,8 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from hyla.tasks.address import SPLIT_STREAM
 from hyla.tasks.sraven import (
+    ATTEMPTS_STREAM,
     RULES,
+    STREAMS,
     Sraven,
     SravenBatch,
     SravenConfig,
@@ -27,7 +32,7 @@ from hyla.tasks.sraven_stats import (
 CONFIGS = [
     SravenConfig(),
     SravenConfig(features=3, values=5),
-    SravenConfig(features=1, values=3),
+    SravenConfig(features=2, values=3),
     SravenConfig(features=5, values=11, permute=False),
 ]
 
@@ -97,13 +102,14 @@ def test_members_of_a_population_are_as_alone(split: str) -> None:
             assert getattr(together, name)[m].equal(getattr(alone, name)), name
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_generation_is_bit_identical() -> None:
     task = Sraven(SravenConfig(), [0, 1])
-    compiled = torch.compile(
-        lambda index: task.batch("train", index).panels, fullgraph=True, backend="eager"
-    )
-    index = torch.arange(50)
-    assert compiled(index).equal(task.batch("train", index).panels)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda start: task.batch("train", start + torch.arange(53)).panels)
+    for start in (0, 2**33):
+        exact = task.batch("train", range(start, start + 53)).panels
+        assert compiled(torch.tensor(start)).equal(exact)
 
 
 @pytest.mark.gpu
@@ -113,6 +119,16 @@ def test_generation_on_the_gpu_is_bit_identical() -> None:
     assert task.batch("train", 1000).panels.cpu().equal(exact.panels)
     compiled = torch.compile(lambda i: task.batch("train", i).inputs, fullgraph=True)
     assert compiled(torch.arange(1000, device="cuda")).cpu().equal(exact.inputs)
+    index = torch.arange(1000, device="cuda")
+    task.batch("train", index)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = task.batch("train", index).inputs
+    index -= 500
+    index += 500
+    captured.zero_()
+    graph.replay()
+    assert captured.cpu().equal(exact.inputs)
 
 
 def test_tokens_are_one_hot_in_reading_order_and_the_answer_is_hidden() -> None:
@@ -182,6 +198,79 @@ def test_symbols_are_uniform_and_three_symbols_different() -> None:
     assert sum((c - expected) ** 2 / expected for c in pairs.values()) < 104  # 63 degrees
 
 
+def chi_square(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of the hypothesis that two lists of small numbers have nothing to do with each other."""
+    counts = torch.stack((one, other)).unique(dim=1, return_counts=True)[1]
+    table = torch.zeros(int(one.max()) + 1, int(other.max()) + 1).double()
+    table.index_put_((one, other), torch.ones(len(one)).double(), accumulate=True)
+    assert counts.sum() == len(one)
+    expected = table.sum(dim=1, keepdim=True) * table.sum(dim=0) / len(one)
+    return float(((table - expected) ** 2 / expected).sum())
+
+
+def test_rules_symbols_and_orders_have_nothing_to_do_with_each_other() -> None:
+    batch = Sraven(SravenConfig(), seed=4).batch("all", 20_000)
+    symbols = features_of(batch)
+    drawn = [symbols[:, k, r, 0] for k in range(4) for r in range(3)]
+    drawn += [batch.orders[:, c, slot] for c in range(3) for slot in (0, 1)]
+    drawn += [batch.rules[:, 0], batch.rules[:, 3]]
+    same_rows = {(3 * k + r, 3 * k + s) for k in range(4) for r in range(3) for s in range(3)}
+    for i, one in enumerate(drawn):
+        for j, other in enumerate(drawn[:i]):
+            # Rows of distribute three, slots of one order and sorted rules do depend.
+            if (j, i) in same_rows or (i >= 12 and j >= 12 and i // 2 == j // 2):
+                continue
+            # 99.99 % quantile at the 49 degrees of freedom of two symbols: 96.
+            assert chi_square(one, other) < 110, (i, j)
+
+
+def test_first_symbols_and_row_orders_are_uniform() -> None:
+    batch = Sraven(SravenConfig(), seed=6).batch("all", 30_000)
+    rows = features_of(batch)
+    for rule in range(7):
+        first = rows[batch.rules == rule][:, 2, 0]
+        counts = first.bincount(minlength=8)
+        expected = len(first) / 8
+        assert ((counts - expected) ** 2 / expected).sum() < 30, rule  # 99.99 %, 7 degrees
+    three = rows[batch.rules == RULES.index("distribute three")]
+    order = three.argsort(dim=-1)
+    number = order[..., 0] * 2 + (order[..., 1] > order[..., 2]).long()
+    counts = (number[:, 0] * 36 + number[:, 1] * 6 + number[:, 2]).bincount(minlength=216)
+    expected = len(three) / 216
+    assert ((counts - expected) ** 2 / expected).sum() < 300  # 99.99 %, 215 degrees
+
+
+def test_every_split_and_attempt_has_random_numbers_of_its_own() -> None:
+    task = Sraven(SravenConfig(), seed=0)
+    drawn = {
+        str(task.batch(split, 20, attempt=attempt).orders.tolist())
+        for split in STREAMS
+        for attempt in range(4)
+    }
+    assert len(drawn) == 12
+    assert max(STREAMS.values()) < SPLIT_STREAM < ATTEMPTS_STREAM
+    with pytest.raises(ValueError, match="attempt: expected a whole number of at least 0"):
+        task.batch("train", 5, attempt=-1)
+
+
+def test_indices_must_be_numbers_of_instances() -> None:
+    task = Sraven(SravenConfig())
+    for index in (range(-2, 3), -1, range(5, -5, -1), [1, 2], torch.tensor([0.5]), True):
+        with pytest.raises(ValueError, match="index: expected"):
+            task.batch("train", index)
+    assert len(task.batch("train", 0).panels) == 0
+    # As a tensor, a negative number is an address of 64 bits like any other.
+    assert task.batch("train", torch.tensor([-1])).panels.min() >= 0
+
+
+def test_a_data_loader_with_workers_that_share_nothing() -> None:
+    task = Sraven(SravenConfig(), seed=1)
+    copied = pickle.loads(pickle.dumps(task.dataset("held_out", 11)))
+    assert copied[3]["inputs"].equal(task.batch("held_out", 11).inputs[3])
+    with pytest.raises(ValueError, match="split: unknown name 'nope'"):
+        task.dataset("nope", 5)
+
+
 def test_a_data_loader_gives_the_same_instances() -> None:
     task = Sraven(SravenConfig(), seed=1)
     dataset = task.dataset("held_out", 11)
@@ -212,12 +301,17 @@ def test_numbers_of_tasks_and_instances() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"values": 2}, "values: expected at least 3: .*distribute three.*got 2"),
+        ({"values": 2}, "values: expected from 3 .*distribute three.*got 2"),
         ({"features": 0}, "features: expected a whole number of at least 1, got 0"),
         ({"held_out": 0.0}, r"held_out: expected a fraction that leaves some of the 330"),
         ({"held_out": 1.0}, "held_out: expected a fraction"),
+        ({"held_out": float("nan")}, "held_out: expected a fraction"),
+        ({"held_out": float("inf")}, "held_out: expected a fraction"),
+        ({"values": 1025}, "values: expected from 3 .* to 1024"),
+        ({"features": 21}, "features: expected a number with at most 1000000 combinations"),
+        ({"split_seed": 2**63}, "split_seed: expected -1, or a seed"),
         ({"features": 1, "held_out": 0.1}, "held_out: .* 8 combinations of 1 features"),
-        ({"split_seed": -2}, "split_seed: expected a whole number of at least -1"),
+        ({"split_seed": -2}, "split_seed: expected -1, or a seed"),
         ({"values": 8.5}, "values: expected a value of type int"),
     ],
 )
@@ -226,6 +320,17 @@ def test_settings_that_cannot_work_say_which_number_to_change(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         SravenConfig(**options)
+
+
+def test_a_rule_must_not_be_held_out_altogether() -> None:
+    with pytest.raises(
+        ValueError, match=r"held_out: expected a fraction that leaves '.*' in train"
+    ):
+        Sraven(SravenConfig(features=2, held_out=0.95))
+    single = Sraven(SravenConfig(features=1))
+    assert single.batch("all", 9).panels.shape == (9, 3, 3, 1)
+    with pytest.raises(ValueError, match="split: expected 'all': with one feature"):
+        single.batch("train", 5)
 
 
 def test_unknown_splits_and_bad_seeds_are_refused() -> None:

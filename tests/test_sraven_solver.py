@@ -110,7 +110,7 @@ def number_of_orders(solution: object, n: int, features: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("features, values", [(4, 8), (4, 4), (5, 7), (1, 3)])
+@pytest.mark.parametrize("features, values", [(4, 8), (4, 4), (5, 7), (1, 3), (2, 1000), (7, 257)])
 @pytest.mark.parametrize("permute", [True, False])
 def test_the_truth_is_always_among_the_answers(features: int, values: int, permute: bool) -> None:
     config = SravenConfig(features=features, values=values, permute=permute)
@@ -163,6 +163,43 @@ def test_ambiguity_by_hand() -> None:
     assert solution.ambiguous.tolist() == [False, True, True]
     targets = torch.tensor([[0], [2], [3]])
     assert solution.ambiguous_every_feature(targets).tolist() == [False, True, True]
+
+
+def test_ambiguity_in_every_feature_one_instance_at_a_time() -> None:
+    config = SravenConfig(values=3)
+    batch = Sraven(config).batch("all", 300)
+    solution = solve(batch.panels, config)
+    given = solution.ambiguous_every_feature(batch.targets)
+    assert 0 < given.sum() < solution.ambiguous.sum()
+    for n, target in enumerate(batch.targets.tolist()):
+        answers = solution.answers[solution.answer_instance == n].tolist()
+        exact = any(all(a != t for a, t in zip(answer, target, strict=True)) for answer in answers)
+        assert given[n] == exact
+
+
+def test_the_order_of_the_combinations_does_not_matter() -> None:
+    task = Sraven(SravenConfig(values=4), seed=3)
+    panels, combinations = task.batch("train", 100).panels, task.combinations["train"]
+    turned = combinations[torch.randperm(len(combinations))].flip(-1)
+    one, other = solve(panels, task.config, combinations), solve(panels, task.config, turned)
+    torch.testing.assert_close(one.probability, other.probability)
+    with pytest.raises(ValueError, match=r"combinations: expected \[combinations, 4\]"):
+        solve(panels, task.config, combinations[:, :3])
+
+
+@pytest.mark.parametrize("features", [2, 4])
+def test_contexts_that_nothing_fits_do_not_disturb_the_others(features: int) -> None:
+    config = SravenConfig(features=features)
+    panels = Sraven(config).batch("all", 3).panels
+    impossible = panels.clone()
+    impossible[:, 0] = torch.tensor([0, 1, 7]).view(3, 1)
+    impossible[:, 1] = torch.tensor([3, 3, 5]).view(3, 1)
+    solution = solve(impossible, config)
+    assert solution.answer_count.tolist() == [0, 0, 0]
+    assert solution.best.eq(-1).all()
+    mixed = solve(torch.cat((impossible, panels)), config)
+    assert mixed.best[3:].equal(solve(panels, config).best)
+    assert solve(panels[:0], config).best.shape == (0, features)
 
 
 def test_a_context_without_hypotheses_has_no_answer() -> None:
@@ -219,7 +256,7 @@ def test_settings_without_unambiguous_instances_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hyla.tasks.sraven_solver.MAX_ATTEMPTS", 5)
-    task = Sraven(SravenConfig(features=6, values=3))
+    task = Sraven(SravenConfig(features=6, values=3), seed=0)
     with pytest.raises(ValueError, match="features, values: expected settings with an unambiguous"):
         unambiguous_batch(task, "all", 2)
 
@@ -259,6 +296,7 @@ def test_statistics_are_those_of_the_solution() -> None:
     fraction = solution.ambiguous.double().mean().item()
     assert sum(done) == 3000
     assert given.ambiguous.value == pytest.approx(fraction)
+    assert given.top_posterior.value == pytest.approx(solution.best_probability.mean().item())
     error = (fraction * (1 - fraction) / 3000) ** 0.5
     assert given.ambiguous.standard_error == pytest.approx(error)
     assert given.ambiguous_every_feature.value < given.ambiguous.value

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from hyla import random
 from hyla.errors import bad_value
 
+MAX_COMBINATIONS = 1_000_000  # the table of a split is made in full
 SPLIT_STREAM = 255  # of the random numbers that draw the splits; the splits' own are below it
 
 
@@ -19,10 +20,12 @@ def seed_tensor(seed: int | Sequence[int], device: torch.device | str | None) ->
     >>> seed_tensor([3, 4], None).shape
     torch.Size([2, 1])
     """
-    for one in [seed] if isinstance(seed, int) else seed:
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**63:
-            raise bad_value("seed", one, "a whole number from 0 to 2^63 - 1")
-    if not isinstance(seed, int) and not seed:
+            given = f"{one!r} of type {type(one).__name__}"
+            raise bad_value("seed", given, "an int from 0 to 2^63 - 1, or several of them")
+    if not seeds:
         raise bad_value("seed", "none", "at least one seed")
     tensor = torch.tensor(seed, dtype=torch.int64, device=device)
     return tensor if tensor.ndim == 0 else tensor.unsqueeze(-1)
@@ -31,9 +34,25 @@ def seed_tensor(seed: int | Sequence[int], device: torch.device | str | None) ->
 def instance_index(index: Tensor | range | int, device: torch.device) -> Tensor:
     """The numbers of the instances: those of a tensor or range, or 0 .. index - 1."""
     if isinstance(index, Tensor):
+        if index.dtype not in (torch.int32, torch.int64):
+            raise bad_value("index", index.dtype, "whole numbers, int64")
         return index.to(device=device, dtype=torch.int64)
+    if not isinstance(index, int | range) or isinstance(index, bool):
+        expected = "a tensor of instance numbers, a range, or how many instances from 0 on"
+        raise bad_value("index", type(index).__name__, expected)
     numbers = range(index) if isinstance(index, int) else index
+    if (isinstance(index, int) and index < 0) or (numbers and min(numbers[0], numbers[-1]) < 0):
+        raise bad_value("index", index, "numbers of at least 0")
     return torch.arange(numbers.start, numbers.stop, numbers.step, device=device)
+
+
+def part_of(count: int, fraction: float) -> int:
+    """A fraction of a number, rounded down but for the rounding of the product itself.
+
+    >>> part_of(330, 0.25), part_of(330, 0.7)
+    (82, 231)
+    """
+    return int(count * fraction + 1e-9)
 
 
 def split_tables(

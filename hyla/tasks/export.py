@@ -174,7 +174,7 @@ def format_of(path: Path, file_format: str | None = None) -> str:
     >>> format_of(Path("instances.parquet"))
     'parquet'
     """
-    name = path.suffix.removeprefix(".") if file_format is None else file_format
+    name = path.suffix.removeprefix(".").lower() if file_format is None else file_format
     if name not in FORMATS:
         what = "format" if file_format else "format (from the extension of the file)"
         raise unknown_name(what, name, FORMATS)

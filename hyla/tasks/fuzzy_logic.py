@@ -18,11 +18,13 @@ from hyla import random
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.address import (
+    MAX_COMBINATIONS,
     SPLIT_STREAM,
     TaskDataset,
     as_dict,
     draw_combination,
     instance_index,
+    part_of,
     seed_tensor,
     split_tables,
 )
@@ -31,7 +33,6 @@ STREAMS = {"train": 0, "held_out": 1, "unknown": 2}
 FIXED_STREAM = 3  # of the inputs that all instances of a seed share
 FIXED = ("context", "query")
 MAX_VARIABLES = 16
-MAX_COMBINATIONS = 1_000_000  # the table of a split is made in full
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class FuzzyLogicConfig(Config):
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(2, "examples")
-        self._check_at_least(-1, "split_seed")
+        self._check_split_seed()
         if not 2 <= self.variables <= MAX_VARIABLES:
             expected = f"a whole number from 2 to {MAX_VARIABLES}"
             raise bad_value("variables", self.variables, expected)
@@ -87,7 +88,7 @@ class FuzzyLogicConfig(Config):
         count, known = comb(self.known_terms, self.terms), self.known_terms
         needed = -(-known // self.terms)
         in_range = 0 < self.held_out < 1
-        if not in_range or not 0 < int(count * self.held_out) <= count - needed:
+        if not in_range or not 0 < part_of(count, self.held_out) <= count - needed:
             expected = f"a fraction that holds out from 1 to {count - needed} of the {count}"
             expected += f" combinations (training needs {needed} to contain all {known} terms)"
             raise bad_value("held_out", self.held_out, expected)
@@ -95,7 +96,7 @@ class FuzzyLogicConfig(Config):
     @property
     def reserved_terms(self) -> int:
         """How many terms, the last ones, occur in the split "unknown" only."""
-        return int(2**self.variables * self.unknown)
+        return part_of(2**self.variables, self.unknown)
 
     @property
     def known_terms(self) -> int:
@@ -120,7 +121,7 @@ def split_combinations(config: FuzzyLogicConfig, split: str, seed: int) -> list[
     split_seed = seed if config.split_seed < 0 else config.split_seed
     order = random.shuffled(len(known_combinations), split_seed, SPLIT_STREAM)
     shuffled = [known_combinations[index] for index in order]
-    held_out = int(len(shuffled) * config.held_out)
+    held_out = part_of(len(shuffled), config.held_out)
     train = _covering(shuffled, len(shuffled) - held_out, known)
     return sorted(train if split == "train" else set(shuffled) - train)
 
@@ -265,12 +266,11 @@ class FuzzyLogic:
         _check_split(self.config, split)
         if self.seed.ndim:
             raise bad_value("seed", "a population", "one seed for a dataset")
+        return TaskDataset(partial(self._tensors, split), length)
 
-        def make(index: Tensor) -> dict[str, Tensor]:
-            batch = self.batch(split, index)
-            return as_dict(batch) | {"query_target": batch.query_target}
-
-        return TaskDataset(make, length)
+    def _tensors(self, split: str, index: Tensor) -> dict[str, Tensor]:
+        batch = self.batch(split, index)
+        return as_dict(batch) | {"query_target": batch.query_target}
 
     def _terms(self, split: str, index_B: Tensor) -> Tensor:
         """A uniformly drawn combination of the split, `[B, K]`."""

@@ -17,11 +17,13 @@ from hyla import random
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.address import (
+    MAX_COMBINATIONS,
     SPLIT_STREAM,
     TaskDataset,
     as_dict,
     draw_combination,
     instance_index,
+    part_of,
     seed_tensor,
     split_tables,
 )
@@ -39,6 +41,7 @@ RULES = (
 STEPS = (0, 1, 2, -1, -2)  # of the first five rules from one column to the next
 ADDITION, SUBTRACTION, DISTRIBUTE_THREE = 5, 6, 7
 ROW_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+MAX_VALUES = 1024  # so that three symbols can be drawn with one word of 32 bits
 STREAMS = {"train": 0, "held_out": 1, "all": 2}
 ATTEMPTS_STREAM = 256  # attempt t at an unambiguous instance uses the split's stream + t * this
 
@@ -49,7 +52,8 @@ class SravenConfig(Config):
 
     features: K symbols of a panel, each governed by a rule. values: F, the number of symbols.
     held_out: the fraction of all rule combinations that is kept from training.
-    permute: whether each column shows its features in an order of its own.
+    permute: whether each column shows its features in an order of its own; if not, they lie in
+        the order of their rules in all columns.
     split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
     """
 
@@ -62,13 +66,16 @@ class SravenConfig(Config):
     def __post_init__(self) -> None:
         self._check_types()
         self._check_at_least(1, "features")
-        self._check_at_least(-1, "split_seed")
-        if self.values < 3:
-            expected = "at least 3: `distribute three` needs three different symbols"
+        self._check_split_seed()
+        if not 3 <= self.values <= MAX_VALUES:
+            expected = f"from 3 (`distribute three` needs three different symbols) to {MAX_VALUES}"
             raise bad_value("values", self.values, expected)
         combinations = number_of_combinations(self.features)
-        held_out = int(combinations * self.held_out)
-        if not 0 < held_out < combinations:
+        if combinations > MAX_COMBINATIONS:
+            expected = f"a number with at most {MAX_COMBINATIONS} combinations of rules"
+            raise bad_value("features", self.features, expected)
+        in_range = 0 < self.held_out < 1
+        if not in_range or not 0 < part_of(combinations, self.held_out) < combinations:
             expected = f"a fraction that leaves some of the {combinations} combinations of"
             expected += f" {self.features} features (`features`) to each of the two splits"
             raise bad_value("held_out", self.held_out, expected)
@@ -91,6 +98,8 @@ def number_of_combinations(features: int) -> int:
 def split_combinations(config: SravenConfig, split: str, seed: int) -> list[tuple[int, ...]]:
     """The rule combinations of a split, each a sorted tuple of rule numbers, in sorted order.
 
+    Refuses to hold out a rule from training altogether, as one always does with a single feature.
+
     >>> len(split_combinations(SravenConfig(), "held_out", seed=0))
     82
     """
@@ -101,7 +110,12 @@ def split_combinations(config: SravenConfig, split: str, seed: int) -> list[tupl
         return combinations
     split_seed = seed if config.split_seed < 0 else config.split_seed
     order = random.shuffled(len(combinations), split_seed, SPLIT_STREAM)
-    held_out = int(len(combinations) * config.held_out)
+    held_out = part_of(len(combinations), config.held_out)
+    seen = {rule for index in order[held_out:] for rule in combinations[index]}
+    unseen = [name for rule, name in enumerate(RULES) if rule not in seen]
+    if unseen:
+        expected = f"a fraction that leaves {unseen[0]!r} in training (or more `features`)"
+        raise bad_value("held_out", config.held_out, expected)
     chosen = order[:held_out] if split == "held_out" else order[held_out:]
     return [combinations[index] for index in sorted(chosen)]
 
@@ -159,8 +173,11 @@ class Sraven:
         self.seed = seed_tensor(seed, device)
         self.combinations = {
             split: split_tables(partial(split_combinations, config, split), seed, device)
-            for split in STREAMS
+            for split in (STREAMS if config.features > 1 else ["all"])
         }
+        # Tables live on the device: a CUDA graph can capture a batch, which copies nothing to it.
+        self._steps = torch.tensor((*STEPS, 0, 0, 0), device=device)
+        self._row_orders = torch.tensor(ROW_ORDERS, device=device)
 
     def batch(self, split: str, index: Tensor | range | int, *, attempt: int = 0) -> SravenBatch:
         """The instances with these numbers (an int n: the first n) of a split, by seed.
@@ -168,8 +185,9 @@ class Sraven:
         A population has its members in front: `[member, batch, ...]`. Instances of another
         `attempt` share the address but nothing else.
         """
-        if split not in STREAMS:
-            raise unknown_name("split", split, STREAMS)
+        self._check_split(split)
+        if attempt < 0:
+            raise bad_value("attempt", attempt, "a whole number of at least 0")
         index_B = instance_index(index, self.seed.device)
         stream = STREAMS[split] + attempt * ATTEMPTS_STREAM
         features = self.config.features
@@ -192,19 +210,26 @@ class Sraven:
         >>> sorted(item), item["inputs"].shape
         (['inputs', 'orders', 'panels', 'rules', 'targets'], torch.Size([36, 8]))
         """
+        self._check_split(split)
         if self.seed.ndim:
             raise bad_value("seed", "a population", "one seed for a dataset")
+        return TaskDataset(partial(self._tensors, split), length)
 
-        def make(index: Tensor) -> dict[str, Tensor]:
-            batch = self.batch(split, index)
-            return as_dict(batch) | {"inputs": batch.inputs, "targets": batch.targets}
+    def _check_split(self, split: str) -> None:
+        if split not in STREAMS:
+            raise unknown_name("split", split, STREAMS)
+        if split not in self.combinations:
+            expected = "'all': with one feature, a held-out combination is an unseen rule"
+            raise bad_value("split", repr(split), expected)
 
-        return TaskDataset(make, length)
+    def _tensors(self, split: str, index: Tensor) -> dict[str, Tensor]:
+        batch = self.batch(split, index)
+        return as_dict(batch) | {"inputs": batch.inputs, "targets": batch.targets}
 
     def _rows(self, rules_BK: Tensor, words_BK4: Tensor) -> Tensor:
         """Three rows of three symbols for each feature, `[B, row, K, column]`."""
         values = self.config.values
-        steps_BK = rules_BK.new_tensor((*STEPS, 0, 0, 0))[rules_BK].unsqueeze(-1)
+        steps_BK = self._steps[rules_BK].unsqueeze(-1)
         pair_BK3 = random.below(words_BK4[..., :3], values * values)
         first, second = pair_BK3 // values, pair_BK3 % values
         rule = rules_BK.unsqueeze(-1)
@@ -218,7 +243,7 @@ class Sraven:
         arithmetic = torch.stack((first, second, third % values), dim=-1)
         symbols_BK3 = self._three_symbols(words_BK4[..., 3])
         order_BK3 = random.below(words_BK4[..., :3], len(ROW_ORDERS))
-        order_BK33 = rules_BK.new_tensor(ROW_ORDERS)[order_BK3]
+        order_BK33 = self._row_orders[order_BK3]
         distributed = symbols_BK3.unsqueeze(-2).expand(order_BK33.shape).gather(-1, order_BK33)
         is_distributed = (rule == DISTRIBUTE_THREE).unsqueeze(-1)
         return torch.where(is_distributed, distributed, arithmetic).transpose(-2, -3)

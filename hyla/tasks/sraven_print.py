@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "bright_blue", "red", "white", "bright_black")
-SHOWN_ANSWERS = 20
 ONE_LINE = 6  # more symbols of a panel are laid out in a square, as in a drawing
 
 
@@ -69,7 +68,7 @@ def print_answers(console: "Console", result: Record) -> None:
         console.print(f"{count}:")
         examples = result.get("examples")
         table = Table("answer", "probability", "", *["example: rule (slots)"] * bool(examples))
-        for number, answer in enumerate(answers[:SHOWN_ANSWERS]):
+        for number, answer in enumerate(answers):
             row = [panel_text(answer), f"{result['probabilities'][number]:.6f}"]
             row.append(mark if answer == known else "")
             if examples:
@@ -79,8 +78,6 @@ def print_answers(console: "Console", result: Record) -> None:
                 row.append(", ".join(parts))
             table.add_row(*row)
         console.print(table)
-        if len(answers) > SHOWN_ANSWERS:
-            console.print(f"and {len(answers) - SHOWN_ANSWERS} more, all of them with --json")
     else:
         console.print("No rules fit this context: there is no consistent answer.")
     if "given" in result:

@@ -106,6 +106,9 @@ def solve(
     check_panels(panels, config)
     if combinations is None:
         combinations = torch.tensor(split_combinations(config, "all", 0), device=panels.device)
+    if combinations.ndim != 2 or combinations.shape[1] != config.features:
+        expected = f"[combinations, {config.features}], those of one seed"
+        raise bad_value("combinations", list(combinations.shape), expected)
     if chunk is None:
         chunk = 8192 if panels.device.type == "cpu" else 131_072
     parts = [
@@ -117,6 +120,8 @@ def solve(
 def check_panels(panels: Tensor, config: SravenConfig) -> None:
     """Refuses instances of the wrong shape, or with a symbol that is not one of the F values."""
     shape = (3, 3, config.features)
+    if not isinstance(panels, Tensor):
+        raise bad_value("panels", type(panels).__name__, "a tensor")
     if panels.ndim != 4 or tuple(panels.shape[1:]) != shape:
         expected = f"[instances, 3, 3, {config.features}] for `features` = {config.features}"
         raise bad_value("panels", list(panels.shape), expected)
@@ -195,7 +200,7 @@ def _assignments(fits: Tensor, config: SravenConfig) -> tuple[Tensor, Tensor, Te
     chosen = torch.empty(batch, 0, 3, dtype=torch.int64, device=fits.device)
     for slot in range(features):
         free = (free1.unsqueeze(-1) & free2.unsqueeze(-2)).unsqueeze(-1)
-        if len(instance) * free[0].numel() * len(RULES) > MAX_BYTES:
+        if len(instance) * features**2 * len(RULES) > MAX_BYTES:
             raise _TooManyHypothesesError
         row, first, second, rule = (fits[instance, slot] & free).nonzero(as_tuple=True)
         instance = instance[row]
@@ -257,8 +262,10 @@ def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     """Adds up the hypotheses that prescribe the same panel."""
     device, features = found.instance.device, config.features
     if batch * config.values**features >= 2**63:
+        if batch > 1:
+            raise _TooManyHypothesesError
         given = f"{features} features of {config.values} values"
-        raise bad_value("features, values", given, f"values ** features below {2**63 // batch:.1e}")
+        raise bad_value("features, values", given, "values ** features below 2^63")
     place = config.values ** torch.arange(features - 1, -1, -1, device=device)
     codes = config.values**features
     key = found.instance * codes + (found.answers * place).sum(dim=-1)
@@ -312,7 +319,8 @@ def _joined(parts: Sequence[Solution]) -> Solution:
 def unambiguous_batch(task: Sraven, split: str, index: Tensor | range | int) -> SravenBatch:
     """Instances whose context fits one answer only, by address as `Sraven.batch`.
 
-    Instance i is the first attempt at address i that is unambiguous.
+    Instance i is the first attempt at address i that is unambiguous; rules that are ambiguous more
+    often are thereby rarer than in `Sraven.batch`.
 
     >>> task = Sraven(SravenConfig(values=4), seed=0)
     >>> batch = unambiguous_batch(task, "train", 50)

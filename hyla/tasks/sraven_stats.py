@@ -41,8 +41,9 @@ class Statistics:
 
     ambiguous: the fraction of instances whose context fits several answers (the paper's words).
     ambiguous_every_feature: of those with an answer that differs from the true one everywhere.
-    ceiling: the accuracy of the most probable answer; no solver can do better on average.
-    top_posterior: the mean probability of that answer; equal to the ceiling but for chance.
+    ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
+        no solver does better on average.
+    top_posterior: the mean probability of that answer; with that prior, the same but for chance.
     """
 
     instances: int
@@ -104,7 +105,7 @@ def number_of_laid_out_tasks(features: int) -> int:
     """Different ways to lay rules on slots: a rule for each of K triples of slots, in any order.
 
     A combination with K! / m labellings of its features (m of them equal, for repeated rules) has
-    (K!)^3 / m layouts; no two of these prescribe the same symbols in the same places.
+    (K!)^3 / m layouts; with more than 4 values, no two rules are the same.
 
     >>> number_of_laid_out_tasks(1), number_of_laid_out_tasks(2)
     (8, 256)

@@ -50,7 +50,10 @@ def prompt(panels: Sequence[Sequence[Sequence[int]]], config: SravenConfig) -> s
     lines[2] = " | ".join([*map(panel_text, panels[2][:2]), "?"])
     count = "1 number" if config.features == 1 else f"{config.features} numbers"
     many = config.features > 1
-    places = "Each place of a panel follows one rule." if many else "It follows one rule."
+    places = "It follows one rule."
+    if many and not config.permute:
+        places = "Each place of a panel follows one rule, and the rules of the places come in the"
+        places += " order in which they are listed here; a rule may come more than once."
     if many and config.permute:
         places = "A number that follows one rule has its own place in each of the three columns,"
         places += " which may differ between columns but not between rows."
@@ -98,7 +101,7 @@ def read_instance(
         features = Counter(lengths).most_common(1)[0][0] if lengths else 1
     given_settings = {name: value for name, value in settings.items() if value is not None}
     config = SravenConfig.from_dict({"features": features, **given_settings})
-    given = rows[2].pop() if rows[2][2:] else None
+    given = rows[2].pop() if rows[2][2:] else entry.get("answer")
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             _check_panel(panel, config, i, j)
