@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import hyla
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 # Imports go from right to left only.
 LAYERS = ["errors", "config", "random", "tasks", "layers", "attention", "model", "demo", "cli"]
 
@@ -58,16 +60,26 @@ def test_public_names_have_docstrings_and_exist() -> None:
 
 
 def test_the_readme_example_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert blocks
     for block in blocks:
         run(block)
 
 
+def test_the_readme_commands_run(tmp_path: Path) -> None:
+    commands = re.findall(r"^\.venv/bin/hyla (.*?)(?: +#.*)?$", README, re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        arguments = [sys.executable, "-m", "hyla.cli", *shlex.split(command)]
+        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+        assert result.returncode == 0, (command, result.stderr)
+        assert result.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"instance.png", "instances.parquet"}
+
+
 def test_the_readme_lists_every_kind_and_make_target() -> None:
-    readme = (ROOT / "README.md").read_text()
     for kind in hyla.KINDS:
-        assert f"`{kind}`" in readme
+        assert f"`{kind}`" in README
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"make (\w+)", readme):
+    for target in re.findall(r"make (\w+)", README):
         assert target in targets
