@@ -395,10 +395,6 @@ def test_functions_inputs_and_fixed_inputs_have_nothing_to_do_with_each_other() 
     shared = task.batch("train", 1, fixed="context").inputs[0, :-1, :4]
     for split in STREAMS:
         assert not shared.equal(task.batch(split, 1).inputs[0, :-1, :4])
-        assert not task.batch(split, 1).inputs.equal(batch.inputs[:1]) or split == "train"
     assert FIXED_STREAM not in STREAMS.values()
-
-
-def test_datasets_can_be_sent_to_other_processes() -> None:
-    dataset = FuzzyLogic(FuzzyLogicConfig(), seed=1).dataset("train", 5)
+    dataset = task.dataset("train", 5)  # can be sent to other processes
     assert pickle.loads(pickle.dumps(dataset))[2]["inputs"].equal(dataset[2]["inputs"])
