@@ -325,6 +325,16 @@ def test_the_same_bits_on_a_gpu() -> None:
             given = FuzzyLogic(CONFIGS[1], seed, device="cuda").batch(split, COUNT)
             exact = FuzzyLogic(CONFIGS[1], seed).batch(split, COUNT)
             assert_identical(FuzzyLogicBatch(*(x.cpu() for x in tensors(given))), exact)
+    task, index = FuzzyLogic(CONFIGS[1], [3, 4], device="cuda"), torch.arange(50, device="cuda")
+    compiled = torch.compile(lambda i: task.batch("train", i).inputs, fullgraph=True)
+    exact = FuzzyLogic(CONFIGS[1], [3, 4])
+    assert compiled(index).cpu().equal(exact.batch("train", 50).inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = task.batch("train", index).inputs
+    index += 2**33
+    graph.replay()
+    assert captured.cpu().equal(exact.batch("train", range(2**33, 2**33 + 50)).inputs)
 
 
 @pytest.mark.parametrize(

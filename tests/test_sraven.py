@@ -124,11 +124,10 @@ def test_generation_on_the_gpu_is_bit_identical() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = task.batch("train", index).inputs
-    index -= 500
-    index += 500
-    captured.zero_()
+    index += 2**33  # the replay must read the new numbers, not repeat the captured instances
     graph.replay()
-    assert captured.cpu().equal(exact.inputs)
+    later = Sraven(SravenConfig(), [0, 1]).batch("train", range(2**33, 2**33 + 1000))
+    assert captured.cpu().equal(later.inputs)
 
 
 def test_tokens_are_one_hot_in_reading_order_and_the_answer_is_hidden() -> None:
@@ -200,10 +199,8 @@ def test_symbols_are_uniform_and_three_symbols_different() -> None:
 
 def chi_square(one: torch.Tensor, other: torch.Tensor) -> float:
     """Of the hypothesis that two lists of small numbers have nothing to do with each other."""
-    counts = torch.stack((one, other)).unique(dim=1, return_counts=True)[1]
     table = torch.zeros(int(one.max()) + 1, int(other.max()) + 1).double()
     table.index_put_((one, other), torch.ones(len(one)).double(), accumulate=True)
-    assert counts.sum() == len(one)
     expected = table.sum(dim=1, keepdim=True) * table.sum(dim=0) / len(one)
     return float(((table - expected) ** 2 / expected).sum())
 
