@@ -199,9 +199,15 @@ class Block(nn.Module):
             self.feed_forward = FeedForward(config.width, config.hidden_size)
 
     def forward(
-        self, x: Tensor, *, lengths: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        x: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        last: int | None = None,
     ) -> Tensor:
-        z = x + self.attention(self.attention_norm(x), lengths=lengths, cache=cache)
+        change = self.attention(self.attention_norm(x), lengths=lengths, cache=cache, last=last)
+        z = x[..., -change.shape[-2] :, :] + change
         return z + self.feed_forward(self.feed_forward_norm(z))
 
 
@@ -236,10 +242,12 @@ class Transformer(nn.Module):
         *,
         lengths: Tensor | None = None,
         cache: Sequence[KeyValueCache] | None = None,
+        last: int | None = None,
     ) -> Tensor:
         """tokens: numbers `[batch, tokens, input_size]` or words `[batch, tokens]`.
 
         lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding.
+        last: give only the logits of the last so many tokens; the last block computes no others.
         Returns the logits of every token, `[batch, tokens, output_size]`.
         """
         if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
@@ -247,7 +255,9 @@ class Transformer(nn.Module):
             raise bad_value("cache", f"{len(cache)} caches", expected)
         x_BTD = self._embed(tokens)
         for index, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, lengths=lengths, cache=None if cache is None else cache[index])
+            asking = last if index == len(self.blocks) - 1 else None
+            part = None if cache is None else cache[index]
+            x_BTD = block(x_BTD, lengths=lengths, cache=part, last=asking)
         x_BTD = self.norm(x_BTD)
         if self.output is not None:
             return self.output(x_BTD)

@@ -143,6 +143,35 @@ def test_a_causal_model_is_causal(kind: str) -> None:
     assert reached.tolist() == [True] * 4 + [False] * 3
 
 
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("causal, positions", [(False, "t5"), (True, "rotary"), (True, "t5")])
+def test_the_last_tokens_alone_are_the_last_of_all(kind: str, causal: bool, positions: str) -> None:
+    config = ModelConfig(
+        input_size=3, output_size=2, layers=2, width=12, heads=3, attention=kind, causal=causal,
+        positions=positions, max_tokens=7,
+    )  # fmt: skip
+    model = build(config, seed=0).double()
+    x, lengths = torch.randn(2, 11, 3, dtype=torch.float64), torch.tensor([11, 7])
+    everything = model(x, lengths=lengths)
+    for last in (1, 4, 11):
+        torch.testing.assert_close(model(x, lengths=lengths, last=last), everything[:, -last:])
+    for last in (0, 12):
+        with pytest.raises(
+            ValueError, match=f"last: expected .* from 1 to the 11 tokens, got {last}"
+        ):
+            model(x, last=last)
+
+
+def test_the_last_tokens_alone_with_a_cache() -> None:
+    config = ModelConfig(input_size=3, output_size=2, width=12, heads=3, causal=True, layers=2)
+    model = build(config, seed=0).double()
+    x = torch.randn(2, 11, 3, dtype=torch.float64)
+    cache = model.new_cache()
+    first = model(x[:, :5], cache=cache, last=2)
+    second = model(x[:, 5:], cache=cache, last=3)
+    torch.testing.assert_close(torch.cat((first, second), 1), model(x)[:, [3, 4, 8, 9, 10]])
+
+
 def test_padding_behind_the_length_does_not_matter() -> None:
     model = build(ModelConfig(**SMALL), seed=0).double()
     x = torch.randn(2, 7, 5, dtype=torch.float64)

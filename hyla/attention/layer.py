@@ -177,23 +177,26 @@ class MultiHeadAttention(nn.Module):
         lengths: Tensor | None = None,
         bias: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        last: int | None = None,
     ) -> Tensor:
         """x: `[batch, tokens, width]`; context: `[batch, keys, context_width]` in cross-attention.
 
         mask, lengths, bias: as in `hyla.attention.attend`. cache: the tokens before x, to which
-        those of x are added.
+        those of x are added. last: only the last so many tokens of x are queries, and have an
+        output; all of them are keys.
         """
+        first = 0 if last is None else first_of_last(last, x.shape[-2])
         source = self._source(x, context)
         if cache is not None and not self.causal:
             raise bad_value("cache", "one for a layer with causal=False", "a causal layer")
         start = 0 if cache is None else cache.tokens
-        q_BQHD = self._project(self.query, x, start)
+        q_BQHD = self._project(self.query, x[..., first:, :], start + first)
         k_BKHD = self._project(self.key, source, start)
         v_BKHD = self.value(source).unflatten(-1, (self.heads, self.head_size))
         if cache is not None:
             k_BKHD, v_BKHD = cache.extended(k_BKHD, v_BKHD)
         if self.relative_bias is not None:
-            relative = self.relative_bias(q_BQHD.shape[-3], k_BKHD.shape[-3], start)
+            relative = self.relative_bias(q_BQHD.shape[-3], k_BKHD.shape[-3], start + first)
             bias = relative if bias is None else relative + bias
         z_BQHD = attend(
             q_BQHD,
@@ -301,6 +304,13 @@ def _choose(pairs: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | Non
     if pairs.ndim > 1 and pairs.shape[-2] != 1:
         pairs = pairs.index_select(-2, queries)
     return pairs
+
+
+def first_of_last(last: int, tokens: int) -> int:
+    """The position of the first of the last so many tokens."""
+    if not 1 <= last <= tokens:
+        raise bad_value("last", last, f"a whole number from 1 to the {tokens} tokens")
+    return tokens - last
 
 
 def token_index(
