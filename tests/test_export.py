@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hyla.tasks import export as export_module
-from hyla.tasks.export import FIELDS, export, new_file, records, solved
+from hyla.tasks.export import FIELDS, export, records, solved
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.tasks.sraven_draw import FILLS, SHAPES, draw
 from hyla.tasks.sraven_solver import solve, unambiguous_batch
@@ -196,19 +196,6 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         export(path, Sraven(SMALL), "all", range(2), progress=appear)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_link_stays_a_link_and_a_device_is_refused(tmp_path: Path) -> None:
-    target, link = tmp_path / "target.jsonl", tmp_path / "link.jsonl"
-    target.write_text("old")
-    link.symlink_to(target)
-    with new_file(link, overwrite=True) as handle:
-        handle.write(b"new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-    for place in (Path("/dev/null"), tmp_path):
-        with pytest.raises(ValueError, match="a folder or device"), new_file(place, overwrite=True):
-            pass
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(

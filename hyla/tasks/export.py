@@ -1,18 +1,16 @@
 """SRAVEN instances as records with everything known about them, and files of such records."""
 
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from secrets import token_hex
 from typing import IO, Any
 
 import torch
 
 from hyla.errors import bad_value, unknown_name
+from hyla.files import new_file
 from hyla.tasks.sraven import RULES, Sraven
 from hyla.tasks.sraven_solver import Hypotheses, Solution, solve, unambiguous_batch
 from hyla.tasks.sraven_text import Instance, panel_text, prompt
@@ -202,53 +200,3 @@ def _parquet(handle: IO[bytes]) -> Iterator[Writer]:
 
 
 FORMATS = {"parquet": _parquet, "jsonl": _jsonl}
-
-
-@contextmanager
-def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block ends well; after an error nothing is left of it.
-
-    It is written beside its target under a temporary name, synced to the disk and renamed.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, new_file(Path(folder, "a"), overwrite=False) as file:
-    ...     [entry.name for entry in Path(folder).iterdir()] == ["a"]
-    False
-    """
-    target = Path(os.path.realpath(path))
-    _check_target(path, target, overwrite)
-    temporary = target.with_name(f".{target.name}.{token_hex(4)}.partial")
-    try:
-        with temporary.open("xb") as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        _check_target(path, target, overwrite)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _check_target(path: Path, target: Path, overwrite: bool) -> None:
-    if not target.parent.is_dir():
-        raise bad_value(str(path), "none", f"an existing folder {str(target.parent)!r}")
-    if not os.access(target.parent, os.W_OK):
-        raise bad_value(str(path), target.parent, "a folder that you may write to")
-    if not target.exists():
-        return
-    if not stat.S_ISREG(target.stat().st_mode):
-        raise bad_value(str(path), "a folder or device", "the name of a file")
-    if not overwrite:
-        raise bad_value(str(path), "an existing file", "a new file (or the option --overwrite)")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name last through a power failure, where the system can do that."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
