@@ -11,9 +11,13 @@ from hyla.errors import bad_value, unknown_name
 class Config:
     """What all configurations share: JSON both ways, and an error for an unknown field."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain JSON values, defaults written out."""
+        return asdict(self)
+
     def to_json(self) -> str:
         """Every field, defaults written out."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

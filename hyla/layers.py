@@ -50,11 +50,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.ndim == 2:
         return F.linear(x, weight, bias)
     check_population(x, weight)
-    x_MND = x.flatten(1, -2)
-    if bias is None:
-        y_MNE = torch.bmm(x_MND, weight.mT)
-    else:
-        y_MNE = torch.baddbmm(bias.unsqueeze(1), x_MND, weight.mT)
+    y_MNE = torch.bmm(x.flatten(1, -2), weight.mT)
+    if bias is not None:
+        # Not baddbmm, which first copies the bias to every row, in a kernel of its own.
+        y_MNE = y_MNE + bias.unsqueeze(1).to(y_MNE.dtype)
     return y_MNE.unflatten(1, x.shape[1:-1])
 
 
@@ -122,7 +121,7 @@ def stack(members: Sequence[Module]) -> Module:
     stacked = copy.deepcopy(members[0])
     for name, parameter in list(stacked.named_parameters()):
         values = torch.stack([member.get_parameter(name).detach() for member in members])
-        _replace_parameter(stacked, name, values, parameter.requires_grad)
+        replace_parameter(stacked, name, values, parameter.requires_grad)
     return stacked
 
 
@@ -131,7 +130,7 @@ def member(population: Module, index: int) -> Module:
     alone = copy.deepcopy(population)
     for name, parameter in list(alone.named_parameters()):
         value = parameter.detach()[index].clone()
-        _replace_parameter(alone, name, value, parameter.requires_grad)
+        replace_parameter(alone, name, value, parameter.requires_grad)
     return alone
 
 
@@ -150,6 +149,7 @@ def _settings(module: nn.Module) -> dict[str, object]:
     return settings
 
 
-def _replace_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
+def replace_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
+    """Makes a tensor of any shape the parameter of this name; the two share their memory."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad))

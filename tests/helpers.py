@@ -1,9 +1,14 @@
 """Inputs of prime sizes, so that no two axes can be confused."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from hyla import KINDS
+from hyla import KINDS, ModelConfig
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.sraven import SravenConfig
+from hyla.train import Member, RunConfig
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 5, 7, 3, 11, 13
 ALL_KINDS = list(KINDS)
@@ -33,3 +38,27 @@ def deep_weight(
 def relative_error(given: Tensor, exact: Tensor) -> float:
     given, exact = given.detach().double(), exact.detach().double()
     return float((given - exact).norm() / exact.norm())
+
+
+TINY_MEMBERS = (
+    Member(seed=3, learning_rate=1e-3, weight_decay=0.1, warmup=2),
+    Member(seed=5, learning_rate=3e-3, weight_decay=0.0, warmup=0),
+    Member(seed=0, learning_rate=1e-2, weight_decay=0.3, warmup=5),
+)
+
+
+def tiny_run(task: str, attention: str = "hyla", **options: Any) -> RunConfig:
+    """A run of three members that differ in everything they may differ in, with prime sizes."""
+    config: SravenConfig | FuzzyLogicConfig
+    if task == "sraven":
+        config, sizes = SravenConfig(features=2, values=5), {"input_size": 5, "output_size": 5}
+    else:
+        config = FuzzyLogicConfig(variables=3, examples=7, held_out=0.3)
+        sizes = {"input_size": 4, "output_size": 1}
+    model = ModelConfig(
+        layers=2, width=12, heads=3, head_size=4, hidden_size=17, attention=attention,
+        max_tokens=11, **sizes,
+    )  # fmt: skip
+    settings: dict[str, Any] = {"steps": 29, "batch": 13, "log_every": 5, "splits": ("held_out",)}
+    settings |= {"evaluation_instances": 23, "interim_instances": 17}
+    return RunConfig(config, model, **({"members": TINY_MEMBERS} | settings | options))

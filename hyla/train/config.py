@@ -1,0 +1,213 @@
+"""What a run is: a task, a model, the members of the population and how they are trained."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, Self
+
+from hyla.config import Config
+from hyla.errors import bad_value, unknown_name
+from hyla.model import ModelConfig, fuzzy_logic_model, sraven_model
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.sraven import SravenConfig
+
+TASKS: dict[str, type[FuzzyLogicConfig] | type[SravenConfig]] = {
+    "fuzzy_logic": FuzzyLogicConfig,
+    "sraven": SravenConfig,
+}
+SPLITS: dict[str, tuple[str, ...]] = {
+    "fuzzy_logic": ("train", "held_out", "unknown"),
+    "sraven": ("train", "held_out", "all"),
+}
+MAIN_MEASURES = {"fuzzy_logic": "r2", "sraven": "accuracy"}
+PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
+
+
+@dataclass(frozen=True)
+class Member(Config):
+    """What may differ between the members of a population.
+
+    seed: of the initialisation, the data and, unless the task has a `split_seed`, the splits.
+    """
+
+    seed: int = 0
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    warmup: int = 1000
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_at_least(0, "warmup")
+        if not 0 <= self.seed < 2**63:
+            raise bad_value("seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise bad_value(name, getattr(self, name), "a finite number of at least 0")
+
+
+def grid(
+    seeds: Iterable[int],
+    learning_rates: Iterable[float],
+    weight_decays: Iterable[float],
+    warmups: Iterable[int],
+) -> tuple[Member, ...]:
+    """All combinations, the seeds of a combination side by side.
+
+    >>> len(grid(range(3), [3e-4, 1e-3], [0.1, 0.3], [1000]))
+    12
+    """
+    settings = product(learning_rates, weight_decays, warmups, seeds)
+    return tuple(
+        Member(seed, float(rate), float(decay), warmup) for rate, decay, warmup, seed in settings
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig(Config):
+    """A run: everything that decides its numbers, on a given device.
+
+    steps: of the whole schedule; to look at the beginning of a long one, stop it early instead.
+    batch: sequences a step for each member.
+    precision: of matrix products (`tf32`, `bf16`), or of everything (`fp32`, `fp64`).
+    decay_head_biases: whether weight decay also acts on the biases of queries, keys and values, as
+        in the published code; the paper exempts all biases and LayerNorms.
+    log_every: steps between two records of training loss and norms.
+    evaluate_every: steps between two evaluations, on `interim_instances` of each split; 0: none.
+    evaluation_instances: of each split in `splits`, when training ends.
+    """
+
+    task: FuzzyLogicConfig | SravenConfig
+    model: ModelConfig
+    members: tuple[Member, ...]
+    steps: int
+    batch: int = 128
+    precision: str = "fp32"
+    decay_head_biases: bool = False
+    log_every: int = 100
+    evaluate_every: int = 0
+    interim_instances: int = 5120
+    evaluation_instances: int = 51_200
+    splits: tuple[str, ...] = ("train", "held_out")
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_at_least(1, "steps", "batch", "log_every", "interim_instances")
+        self._check_at_least(1, "evaluation_instances")
+        self._check_at_least(0, "evaluate_every")
+        self._check_choice("precision", PRECISIONS)
+        if not self.members:
+            raise bad_value("members", "none", "at least one member")
+        for member in self.members:
+            if member.warmup >= self.steps:
+                raise bad_value("warmup", member.warmup, f"less than the {self.steps} steps")
+        if not self.splits:
+            raise bad_value("splits", "none", "at least one split")
+        if len(set(self.splits)) < len(self.splits):
+            raise bad_value("splits", ", ".join(self.splits), "each split once")
+        allowed = SPLITS[self.task_name]
+        if isinstance(self.task, FuzzyLogicConfig) and not self.task.unknown:
+            allowed = ("train", "held_out")
+        for split in self.splits:
+            if split not in allowed:
+                raise unknown_name("splits", split, allowed)
+        self._check_model()
+
+    def _check_model(self) -> None:
+        if isinstance(self.task, SravenConfig):
+            if self.task.features < 2:
+                expected = "at least 2: with one, a held-out combination is an unseen rule"
+                raise bad_value("task.features", self.task.features, expected)
+            sizes = {"input_size": self.task.values, "output_size": self.task.values}
+        else:
+            sizes = {"input_size": self.task.variables + 1, "output_size": 1}
+        for name, size in sizes.items():
+            if getattr(self.model, name) != size:
+                given = getattr(self.model, name)
+                raise bad_value(f"model.{name}", given, f"{size} for this {self.task_name} task")
+        if self.model.inputs != "continuous":
+            raise bad_value("model.inputs", repr(self.model.inputs), "'continuous' for this task")
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task in `TASKS`."""
+        return next(name for name, kind in TASKS.items() if isinstance(self.task, kind))
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens a sequence has."""
+        return self.task.tokens if isinstance(self.task, SravenConfig) else self.task.examples
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain JSON values, defaults written out."""
+        values = asdict(self)
+        values["task"] = {"name": self.task_name} | values["task"]
+        return values | {"members": list(values["members"]), "splits": list(self.splits)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; a field that is not given takes its default."""
+        values = dict(values)
+        if isinstance(values.get("task"), dict):
+            task = dict(values["task"])
+            name = task.pop("name", None)
+            if name not in TASKS:
+                raise unknown_name("task.name", name, TASKS)
+            values["task"] = TASKS[name].from_dict(task)
+        if isinstance(values.get("model"), dict):
+            values["model"] = ModelConfig.from_dict(values["model"])
+        if isinstance(values.get("members"), list):
+            values["members"] = tuple(Member.from_dict(member) for member in values["members"])
+        if isinstance(values.get("splits"), list):
+            values["splits"] = tuple(values["splits"])
+        return super().from_dict(values)
+
+
+def sraven_run(
+    members: tuple[Member, ...],
+    *,
+    attention: str = "hyla",
+    layers: int = 4,
+    width_factor: int = 1,
+    more_heads: bool = True,
+    instances: int = 20_000_000,
+    batch: int = 128,
+    task: SravenConfig | None = None,
+) -> RunConfig:
+    """The paper's training on SRAVEN; `dataclasses.replace` changes the rest.
+
+    >>> sraven_run((Member(),)).steps
+    156250
+    """
+    task = SravenConfig() if task is None else task
+    model = sraven_model(
+        attention,
+        layers=layers,
+        width_factor=width_factor,
+        more_heads=more_heads,
+        features=task.features,
+        values=task.values,
+    )
+    steps = -(-instances // batch)
+    return RunConfig(task, model, members, steps, batch=batch, evaluate_every=5000)
+
+
+def fuzzy_logic_run(
+    members: tuple[Member, ...],
+    *,
+    attention: str = "hyla",
+    steps: int = 50_000,
+    task: FuzzyLogicConfig | None = None,
+) -> RunConfig:
+    """The paper's training on fuzzy logic.
+
+    >>> fuzzy_logic_run((Member(warmup=100),)).model.layers
+    2
+    """
+    task = FuzzyLogicConfig() if task is None else task
+    model = fuzzy_logic_model(attention, examples=task.examples)
+    model = replace(model, input_size=task.variables + 1)
+    splits = ("train", "held_out", *(["unknown"] if task.unknown else []))
+    return RunConfig(
+        task, model, members, steps, evaluate_every=2500, interim_instances=2048,
+        evaluation_instances=16_000, splits=splits,
+    )  # fmt: skip

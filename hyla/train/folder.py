@@ -1,0 +1,313 @@
+"""The run folder: all that a run leaves behind, and what it goes on from after an interruption.
+
+config.json    the configuration, and the environment in which the folder was created
+metrics.jsonl  a function of the configuration: an interrupted run leaves the same bytes
+log.jsonl      events with their times; lines are only ever added
+checkpoints/   the newest few; each says how long metrics.jsonl was
+summary.json   written when training ends
+lock           held while a process trains here
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from platform import node
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from torch import Tensor
+
+from hyla.errors import bad_value
+from hyla.files import (
+    PARTIAL,
+    TargetError,
+    differences,
+    lock,
+    new_file,
+    read_object,
+    remove_partial,
+    to_json,
+)
+from hyla.train import checkpoint
+from hyla.train.checkpoint import Checkpoint
+from hyla.train.runs import CHECKPOINTS, CONFIG, LOCK, LOG, METRICS, SUMMARY, read_config
+
+METRICS_BYTES = "metrics_bytes"  # in the metadata of a checkpoint
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class RunFolderError(OSError):
+    """A run folder cannot be written; the message says why and what is left."""
+
+
+class RunFolder:
+    """A folder that one process trains into, opened with `RunFolder.open`.
+
+    resumed: the checkpoint to go on from; None at the beginning of a run.
+    summary: the one that was there when the folder was opened.
+    messages: what the user should know about the state in which the folder was found.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     path = Path(place, "run")
+    ...     with RunFolder.open(path, {"steps": 3}, {}) as folder:
+    ...         folder.append_metrics([{"step": 1, "loss": 0.5}])
+    ...         written = folder.save_checkpoint(1, {})
+    ...         folder.append_metrics([{"step": 2, "loss": 0.4}])
+    ...     with RunFolder.open(path, {"steps": 3}, {}) as folder:
+    ...         folder.resumed.step, (path / METRICS).read_text(), folder.messages
+    (1, '{"step": 1, "loss": 0.5}\\n', ['going on from step 1'])
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self.resumed: Checkpoint | None = None
+        self.summary: dict[str, Any] | None = None
+        self.messages: list[str] = []
+        self._keep = keep
+        self._lock: int | None = None
+        self._damaged: list[Path] = []
+        self._metrics_bytes = 0
+        self._rewound = False
+
+    @classmethod
+    def open(
+        cls, path: Path, config: dict[str, Any], environment: dict[str, Any], *, keep: int = 2
+    ) -> Self:
+        """Creates the folder, or goes on in one that the same configuration was begun in.
+
+        keep: number of checkpoints.
+        """
+        folder = cls(Path(path).absolute(), keep)
+        try:
+            with folder._writing(folder.path):
+                _check_place(folder.path)
+                folder.path.mkdir(parents=True, exist_ok=True)
+                folder._take_lock()
+                _check_place(folder.path)
+                remove_partial(folder.path)
+            folder._begin(config, environment)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def close(self) -> None:
+        """Lets other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def append_metrics(self, records: Iterable[dict[str, Any]]) -> None:
+        """Adds lines to metrics.jsonl."""
+        lines = "".join(to_json(record) + "\n" for record in records).encode()
+        self._rewind()
+        with self._metrics() as handle:
+            # Part of a line may be there from an attempt that failed.
+            handle.seek(self._metrics_bytes)
+            handle.truncate()
+            handle.write(lines)
+        self._metrics_bytes += len(lines)
+
+    def log(self, event: dict[str, Any]) -> None:
+        """Adds a line with the time to log.jsonl."""
+        line = to_json({"time": datetime.now(UTC).isoformat(timespec="milliseconds")} | event)
+        path = self.path / LOG
+        with self._writing(path), path.open("a+b") as handle:
+            if handle.seek(0, os.SEEK_END):
+                handle.seek(-1, os.SEEK_END)
+                if handle.read(1) != b"\n":  # the last line was cut off by a kill
+                    handle.write(b"\n")
+            handle.write(line.encode() + b"\n")
+
+    def save_checkpoint(
+        self, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None
+    ) -> Path:
+        """Saves what to go on from, and which metrics belong to it."""
+        self._rewind()
+        self._sync_metrics()
+        values = (metadata or {}) | {METRICS_BYTES: self._metrics_bytes}
+        folder = self.path / CHECKPOINTS
+        path = checkpoint.path_of(folder, step)
+        with self._writing(path):
+            checkpoint.save(folder, step, tensors, values, self._keep, self._damaged)
+        self._damaged = []
+        return path
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes summary.json; its field "state" is "finished" or "stopped"."""
+        self._sync_metrics()
+        self._write(SUMMARY, summary)
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        text = to_json(values, indent=2) + "\n"
+        path = self.path / name
+        with self._writing(path), new_file(path, overwrite=True) as handle:
+            handle.write(text.encode())
+
+    def _take_lock(self) -> None:
+        path = self.path / LOCK
+        try:
+            self._lock = lock(path)
+        except BlockingIOError:
+            who = path.read_text(errors="replace").strip() or "of unknown number"
+            raise ValueError(
+                f"{self.path}: another process ({who}) is training here. "
+                "Wait until it has ended, or give another folder."
+            ) from None
+        if self._lock is None:
+            self.messages.append("no locks here: do not start a second process in this folder")
+            return
+        with suppress(OSError):  # who holds the lock is a courtesy, not worth failing for
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"process {os.getpid()} on {node()}\n".encode(), 0)
+
+    def _begin(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
+        config, environment = json.loads(to_json(config)), json.loads(to_json(environment))
+        is_new = not (self.path / CONFIG).exists()
+        if is_new:
+            self._write(CONFIG, {"config": config, "environment": environment})
+        else:
+            there, then = read_config(self.path)
+            _check_same(self.path, there, config)
+            if changes := differences(then, environment, "in the folder", "now"):
+                self.messages.append(f"the environment has changed: {changes}")
+        with self._writing(self.path / CHECKPOINTS):
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        with self._writing(self.path / METRICS):
+            (self.path / METRICS).touch()
+        if not is_new:
+            self._resume()
+            self._read_summary()
+        if not (self.summary and self.summary.get("state") == "finished"):
+            self._rewind()
+        step = self.resumed.step if self.resumed else 0
+        event = {"event": "created" if is_new else "resumed", "step": step}
+        self.log(event | {"environment": environment, "messages": self.messages})
+
+    def _resume(self) -> None:
+        """Finds the newest checkpoint that is whole and whose metrics are there."""
+        size, short = (self.path / METRICS).stat().st_size, []
+
+        def problem(found: Checkpoint) -> str:
+            wanted = found.metadata.get(METRICS_BYTES)
+            if isinstance(wanted, int) and wanted <= size:
+                return ""
+            short.append(f"it goes with {wanted} bytes of {METRICS}, which has {size}")
+            return short[-1]
+
+        folder = self.path / CHECKPOINTS
+        self.resumed, passed_over = checkpoint.latest(folder, problem)
+        self.messages += passed_over
+        if self.resumed is None and short:
+            raise ValueError(
+                f"{self.path / METRICS}: damaged, and no checkpoint fits what is left of it: "
+                f"{' '.join(passed_over)} Restore the file, or give another folder."
+            )
+        step = self.resumed.step if self.resumed else -1
+        self._damaged = [
+            path for path in checkpoint.paths(folder) if checkpoint.step_of(path) > step
+        ]
+        if self.resumed:
+            self._metrics_bytes = self.resumed.metadata[METRICS_BYTES]
+            self.messages.append(f"going on from step {step}")
+        else:
+            self.messages.append("no checkpoint to go on from: starting at the beginning")
+
+    def _read_summary(self) -> None:
+        try:
+            self.summary = read_object(self.path / SUMMARY)
+        except FileNotFoundError:
+            pass
+        except ValueError as error:
+            self.messages.append(str(error))
+
+    def _rewind(self) -> None:
+        """Takes metrics and summary back to the checkpoint, once.
+
+        When the folder is opened; but a finished run is left alone until something is written.
+        """
+        if self._rewound:
+            return
+        with self._metrics() as handle:
+            handle.truncate(self._metrics_bytes)
+        with self._writing(self.path / SUMMARY):
+            (self.path / SUMMARY).unlink(missing_ok=True)
+        self._rewound = True
+
+    def _sync_metrics(self) -> None:
+        with self._metrics() as handle:
+            os.fsync(handle.fileno())
+
+    @contextmanager
+    def _metrics(self) -> Iterator[BinaryIO]:
+        """The file of metrics, opened anew each time: so that its loss is noticed."""
+        path = self.path / METRICS
+        with self._writing(path), path.open("r+b") as handle:
+            if handle.seek(0, os.SEEK_END) < self._metrics_bytes:
+                raise OSError(errno.EIO, "something else has shortened it")
+            yield handle
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, TargetError) as error:
+            raise RunFolderError(self._failure(path, error)) from error
+
+    def _failure(self, path: Path, error: Exception) -> str:
+        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+        when = "there is space" if number in NO_SPACE else "it can be written"
+        whole: list[Path] = []
+        with suppress(OSError):
+            found = checkpoint.paths(self.path / CHECKPOINTS)
+            whole = [one for one in found if one not in self._damaged]
+        if whole:
+            state = "is intact" if self.resumed or self._rewound else "is there"
+            left = f"The last checkpoint, of step {checkpoint.step_of(whole[0])}, {state}"
+            then = f"the same command goes on from there once {when}"
+        else:
+            left = "There is no checkpoint"
+            then = f"the same command starts from the beginning once {when}"
+        return f"{path}: cannot be written: {reason or error}. {left}: {then}."
+
+
+def _check_place(path: Path) -> None:
+    """Refuses what is not a run folder, an empty one, or one that was killed as it was created."""
+    if path.exists() and not path.is_dir():
+        raise bad_value(str(path), "a file", "a folder")
+    if not path.is_dir():
+        return
+    if (path / CONFIG).exists():
+        read_config(path)
+        return
+    names = sorted(entry.name for entry in path.iterdir())
+    partial = re.compile(rf"\.{re.escape(CONFIG)}\.\w+{re.escape(PARTIAL)}")
+    others = [name for name in names if name != LOCK and not partial.fullmatch(name)]
+    if others:
+        given = f"one without it, with {', '.join(map(repr, others[:3]))}"
+        raise bad_value(str(path), given, f"an empty folder, or one with the {CONFIG} of a run")
+
+
+def _check_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    if changes := differences(there, asked, "in the folder", "asked for"):
+        raise ValueError(
+            f"{path}: another configuration was begun here: {changes}. "
+            "Give another folder, or the configuration of this one."
+        )

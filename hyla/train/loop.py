@@ -1,0 +1,82 @@
+"""Training from end to end: one call makes a run folder, or goes on with one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyla.errors import bad_value
+from hyla.train.config import RunConfig
+from hyla.train.folder import RunFolder
+from hyla.train.objective import make_objective
+from hyla.train.placement import choose_placement, environment, make_populations
+from hyla.train.run import Run
+from hyla.train.runs import CONFIG, read_config
+from hyla.train.watch import Progress, Watcher
+
+
+def train(
+    config: RunConfig,
+    path: Path | str,
+    *,
+    device: str = "auto",
+    compiled: bool | None = None,
+    stop_at: int | None = None,
+    members_at_once: int | None = None,
+    checkpoint_seconds: float = 60.0,
+    watchers: Sequence[Watcher] = (),
+) -> dict[str, Any]:
+    """Trains a run into a folder, or goes on with it, and returns its summary.
+
+    device: `auto`, `cpu`, `cuda` (all GPUs) or one such as `cuda:1`. compiled: None lets it choose.
+    stop_at: end after this step, with the state of the unfinished schedule evaluated and saved.
+    members_at_once: the most members in one program; None: as many as the memory takes.
+    Ctrl-C and requests to terminate save first; the same call then goes on where it ended.
+    """
+    path = Path(path)
+    if stop_at is not None and not 1 <= stop_at <= config.steps:
+        raise bad_value("stop_at", stop_at, f"from 1 to the {config.steps} steps of the schedule")
+    if not checkpoint_seconds >= 0:
+        raise bad_value("checkpoint_seconds", checkpoint_seconds, "a number of at least 0")
+    # What is wrong with the splits under a seed is told before there is a folder.
+    make_objective(config.task, [member.seed for member in config.members], torch.device("cpu"))
+    recorded = read_config(path)[1] if (path / CONFIG).exists() else {}
+    placement = choose_placement(config, device, compiled, members_at_once, recorded)
+    with RunFolder.open(path, config.to_dict(), environment(placement)) as folder:
+        everyone = _Everyone(watchers)
+        if folder.summary is not None and folder.summary.get("state") == "finished":
+            everyone.say("this run is finished: nothing is left to do")
+            return folder.summary
+        for message in folder.messages:
+            everyone.say(message)
+        run = Run(config, folder, everyone, stop_at or config.steps)
+        run.step = done = folder.resumed.step if folder.resumed else 0
+        if run.stop_at < done:
+            raise bad_value("stop_at", stop_at, f"at least {done}, which the run has reached")
+        run.report("preparing")
+        placement, run.populations = make_populations(config, placement, everyone.say)
+        parts = [len(part) for part, _ in placement.parts(len(config.members))]
+        folder.log({"event": "training", "step": done, "populations": parts})
+        if folder.resumed is not None:
+            run.load(folder.resumed)
+        return run.train(checkpoint_seconds)
+
+
+class _Everyone(Watcher):
+    """Passes everything on to all watchers."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = watchers
+
+    def say(self, text: str) -> None:
+        for watcher in self.watchers:
+            watcher.say(text)
+
+    def metrics(self, records: Sequence[dict[str, Any]]) -> None:
+        for watcher in self.watchers:
+            watcher.metrics(records)
+
+    def progress(self, progress: Progress) -> None:
+        for watcher in self.watchers:
+            watcher.progress(progress)

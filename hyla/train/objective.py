@@ -1,0 +1,130 @@
+"""What each task asks of a population: its training loss, and what is measured on a split.
+
+Shapes: M members, B instances, K features of a panel, F values, R rules, S sums.
+Measures are made from sums over instances, so that they can be accumulated over batches.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyla.model import Transformer
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicBatch, FuzzyLogicConfig, r2
+from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig, feature_accuracy
+
+Measures = dict[str, Any]
+
+
+class SravenObjective:
+    """Cross-entropy of the K answers; right or wrong as a whole, by feature and by rule."""
+
+    sums = 3 + 4 * len(RULES)
+
+    def __init__(self, config: SravenConfig, seeds: Sequence[int], device: torch.device) -> None:
+        self.task = Sraven(config, seeds, device=device)
+
+    def loss(self, population: Transformer, index: Tensor) -> Tensor:
+        """The training loss of each member on these instances, `[M]`."""
+        batch = self.task.batch("train", index)
+        return self._cross_entropy(self._logits(population, batch), batch).mean(dim=(-1, -2))
+
+    def numbers(self, population: Transformer, split: str, index: Tensor) -> Tensor:
+        """For each instance what is to be summed, `[M, B, S]`."""
+        batch = self.task.batch(split, index)
+        logits_MBKF = self._logits(population, batch)
+        right_MBK = feature_accuracy(logits_MBKF, batch.targets)
+        rules = torch.arange(len(RULES), device=index.device)
+        governs_MBKR = batch.target_rules.unsqueeze(-1) == rules
+        has_MBR, right_MB1 = governs_MBKR.any(dim=-2), right_MBK.all(dim=-1, keepdim=True)
+        numbers = (
+            self._cross_entropy(logits_MBKF, batch).mean(dim=-1, keepdim=True),
+            right_MB1,
+            right_MBK.double().mean(dim=-1, keepdim=True),
+            has_MBR & right_MB1,
+            has_MBR,
+            (governs_MBKR & right_MBK.unsqueeze(-1)).sum(dim=-2),
+            governs_MBKR.sum(dim=-2),
+        )
+        return torch.cat([number.double() for number in numbers], dim=-1)
+
+    @staticmethod
+    def measures(sums: Sequence[float], instances: int) -> Measures:
+        """The measures of a member from its sums; None for a rule that did not occur.
+
+        accuracy_by_rule: of the instances that have the rule; feature_accuracy_by_rule: of the
+        features that the rule governs.
+        """
+        whole, by_rule = sums[:3], torch.tensor(sums[3:]).view(2, 2, len(RULES)).tolist()
+        loss, accuracy, by_feature = (number / instances for number in whole)
+        measures: Measures = {"loss": loss, "accuracy": accuracy, "feature_accuracy": by_feature}
+        for name, (right, all_) in zip(("accuracy", "feature_accuracy"), by_rule, strict=True):
+            pairs = zip(RULES, right, all_, strict=True)
+            measures[f"{name}_by_rule"] = {rule: r / a if a else None for rule, r, a in pairs}
+        return measures
+
+    @staticmethod
+    def _logits(population: Transformer, batch: SravenBatch) -> Tensor:
+        inputs = batch.inputs.to(population.norm.weight.dtype)
+        return _at_least_float32(population(inputs, last=batch.targets.shape[-1]))
+
+    @staticmethod
+    def _cross_entropy(logits_MBKF: Tensor, batch: SravenBatch) -> Tensor:
+        values = torch.arange(batch.values, device=logits_MBKF.device)
+        # Not a gather, whose gradient is scattered additions.
+        chosen = batch.targets.unsqueeze(-1) == values
+        return -(logits_MBKF.log_softmax(dim=-1) * chosen).sum(dim=-1)
+
+
+class FuzzyLogicObjective:
+    """Squared error of the query's target; explained variance by sequence, and pooled."""
+
+    sums = 4
+
+    def __init__(
+        self, config: FuzzyLogicConfig, seeds: Sequence[int], device: torch.device
+    ) -> None:
+        self.task = FuzzyLogic(config, seeds, device=device)
+
+    def loss(self, population: Transformer, index: Tensor) -> Tensor:
+        """The training loss of each member on these instances, `[M]`."""
+        batch = self.task.batch("train", index)
+        return (self._predictions(population, batch) - batch.query_target).square().mean(dim=-1)
+
+    def numbers(self, population: Transformer, split: str, index: Tensor) -> Tensor:
+        """For each instance what is to be summed, `[M, B, S]`."""
+        batch = self.task.batch(split, index)
+        predictions, target = self._predictions(population, batch), batch.query_target.double()
+        error = (predictions - target).square()
+        numbers = (error, r2(predictions, batch), target, target.square())
+        return torch.stack([number.double() for number in numbers], dim=-1)
+
+    @staticmethod
+    def measures(sums: Sequence[float], instances: int) -> Measures:
+        """The measures of a member from its sums; `r2` is the paper's, a mean over sequences."""
+        error, explained, target, square = (number / instances for number in sums)
+        variance = square - target**2
+        pooled = 1 - error / variance if variance > 0 else None
+        return {"loss": error, "r2": explained, "pooled_r2": pooled}
+
+    @staticmethod
+    def _predictions(population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
+        inputs = batch.inputs.to(population.norm.weight.dtype)
+        return _at_least_float32(population(inputs, last=1))[..., 0, 0]
+
+
+Objective = SravenObjective | FuzzyLogicObjective
+
+
+def make_objective(
+    config: SravenConfig | FuzzyLogicConfig, seeds: Sequence[int], device: torch.device
+) -> Objective:
+    """The objective of a task under the seed of each member."""
+    if isinstance(config, SravenConfig):
+        return SravenObjective(config, seeds, device)
+    return FuzzyLogicObjective(config, seeds, device)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

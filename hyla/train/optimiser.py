@@ -1,0 +1,84 @@
+"""AdamW with warm-up and cosine decay, for all members of a population at once.
+
+Shapes: M members, P parameters of a member, all of them in one row.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hyla.attention.layer import MultiHeadAttention
+from hyla.layers import LayerNorm
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+FINAL_RATE = 0.1  # of the peak, at the end of the schedule
+
+
+def learning_rate(step: Tensor, peak_M: Tensor, warmup_M: Tensor, steps: int) -> Tensor:
+    """The rate of each member at a step, counted from 0: a linear rise from 0, then a cosine.
+
+    The cosine falls to a tenth of the peak, over the steps that the warm-up leaves.
+
+    >>> peak, warmup = torch.ones(1), torch.tensor([100])
+    >>> [round(float(learning_rate(torch.tensor(t), peak, warmup, 300)), 3) for t in (0, 50, 200)]
+    [0.0, 0.5, 0.55]
+    """
+    rising_M = step / warmup_M.clamp(min=1)
+    progress_M = ((step - warmup_M) / (steps - warmup_M)).clamp(0, 1)
+    falling_M = FINAL_RATE + (1 - FINAL_RATE) * (1 + torch.cos(math.pi * progress_M)) / 2
+    return peak_M * torch.where(step < warmup_M, rising_M, falling_M)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running means of the gradients and of their squares, `[M, P]`."""
+
+    first: Tensor
+    second: Tensor
+
+
+def adamw_(
+    parameters_MP: Tensor,
+    moments: Moments,
+    gradients_MP: Tensor,
+    step: Tensor,
+    rate_M: Tensor,
+    decay_M: Tensor,
+    decayed_P: Tensor,
+    active_M: Tensor,
+) -> None:
+    """One step of AdamW in place, of the active members only.
+
+    rate_M, decay_M: float64. decayed_P: which parameters weight decay acts on.
+    """
+    dtype, active_M1 = parameters_MP.dtype, active_M.unsqueeze(-1)
+    count = (step + 1).double()
+    correction1, correction2 = 1 - BETA1**count, 1 - BETA2**count
+    first = torch.lerp(gradients_MP, moments.first, BETA1)
+    second = torch.lerp(gradients_MP.square(), moments.second, BETA2)
+    root = second.sqrt() / correction2.sqrt().to(dtype) + EPSILON
+    rate_M1 = (rate_M / correction1).to(dtype).unsqueeze(-1)
+    shrink_M1 = (rate_M * decay_M).to(dtype).unsqueeze(-1)
+    kept = parameters_MP - shrink_M1 * (parameters_MP * decayed_P)
+    moved = kept - rate_M1 * (first / root)
+    parameters_MP.copy_(torch.where(active_M1, moved, parameters_MP))
+    moments.first.copy_(torch.where(active_M1, first, moments.first))
+    moments.second.copy_(torch.where(active_M1, second, moments.second))
+
+
+def decayed_parameters(model: nn.Module, head_biases: bool) -> set[str]:
+    """The names of the parameters that weight decay acts on.
+
+    All but biases and those of LayerNorms, as in the paper. head_biases: the biases of queries,
+    keys and values too, which the published code decays because it holds them by head, in two axes.
+    """
+    names = set()
+    for path, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            if name != "bias" and not isinstance(module, LayerNorm):
+                names.add(f"{path}.{name}".removeprefix("."))
+        if head_biases and isinstance(module, MultiHeadAttention):
+            names.update(f"{path}.{name}.bias" for name in ("query", "key", "value"))
+    return names

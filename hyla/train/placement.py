@@ -1,0 +1,168 @@
+"""Where a run is computed: on which devices, compiled or not, and how many members at once."""
+
+import gc
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import hyla
+from hyla.errors import bad_value
+from hyla.train.config import RunConfig
+from hyla.train.population import Population
+
+# On a CPU, compiling takes a minute or more and makes a step faster by about a third.
+WORTH_COMPILING = 600.0  # seconds of a run without it
+BYTES_A_SCORE = 40  # of memory for a training step, for each score of a key-query pair and head
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of a run, whether its steps are compiled, and the most members at once."""
+
+    devices: tuple[torch.device, ...]
+    compiled: bool
+    members_at_once: int
+
+    def parts(self, members: int) -> list[tuple[range, torch.device]]:
+        """Members as ranges of nearly equal sizes, as many on each device as can be.
+
+        >>> cpu = torch.device("cpu")
+        >>> [list(part) for part, _ in Placement((cpu,), False, members_at_once=2).parts(5)]
+        [[0, 1], [2, 3], [4]]
+        """
+        rounds = -(-members // (self.members_at_once * len(self.devices)))
+        count = min(members, rounds * len(self.devices))
+        sizes = [members // count + (part < members % count) for part in range(count)]
+        ends = [sum(sizes[: part + 1]) for part in range(count)]
+        ranges = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return [(part, self.devices[i % len(self.devices)]) for i, part in enumerate(ranges)]
+
+
+def find_devices(name: str, precision: str) -> tuple[torch.device, ...]:
+    """The devices that a name stands for: `auto` and `cuda` mean all GPUs; auto, else the CPU."""
+    gpus = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
+    if name == "auto":
+        name = "cuda" if gpus else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    found: tuple[torch.device, ...] = ()
+    if device is not None and device.type == "cpu":
+        found = (torch.device("cpu"),)
+    elif device is not None and device.type == "cuda":
+        found = gpus if device.index is None else tuple(gpu for gpu in gpus if gpu == device)
+    if not found:
+        here = ", ".join(["auto", "cpu", *(["cuda", *map(str, gpus)] if gpus else [])])
+        raise bad_value("device", repr(name), f"one of this machine: {here}")
+    if precision == "tf32" and found[0].type != "cuda":
+        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, bf16, fp64")
+    return found
+
+
+def environment(placement: Placement) -> dict[str, Any]:
+    """The versions and devices that a run is computed with."""
+    first = placement.devices[0]
+    on_gpu = first.type == "cuda"
+    return {
+        "hyla": hyla.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "device": torch.cuda.get_device_name(first) if on_gpu else platform.machine(),
+        "devices": [str(device) for device in placement.devices],
+        "threads": torch.get_num_threads(),
+        "compiled": placement.compiled,
+        "members_at_once": placement.members_at_once,
+    }
+
+
+def choose_placement(
+    config: RunConfig,
+    device: str,
+    compiled: bool | None,
+    members_at_once: int | None,
+    recorded: dict[str, Any],
+) -> Placement:
+    """What was asked for; else what the run folder recorded; else what is best here."""
+    devices, members = find_devices(device, config.precision), len(config.members)
+    on_gpu = devices[0].type == "cuda"
+    same_devices = recorded.get("devices") == [str(device) for device in devices]
+    if members_at_once is not None and members_at_once < 1:
+        raise bad_value("members_at_once", members_at_once, "a whole number of at least 1")
+    if members_at_once is None and same_devices:
+        members_at_once = recorded["members_at_once"]
+    if members_at_once is None:
+        members_at_once = members if on_gpu else members_that_fit(config)
+    members_at_once = min(members_at_once, members)
+    if compiled is None and same_devices:
+        compiled = recorded["compiled"]
+    if compiled is None:
+        compiled = on_gpu or _worth_compiling(config, members_at_once)
+    return Placement(devices, compiled, members_at_once)
+
+
+def members_that_fit(config: RunConfig) -> int:
+    """How many members may be trained at once in half of the free memory of this machine."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not a system that says
+        return len(config.members)
+    scores = config.batch * config.tokens**2 * config.model.heads * config.model.layers
+    return min(len(config.members), max(1, free // 2 // (BYTES_A_SCORE * scores)))
+
+
+def _worth_compiling(config: RunConfig, members_at_once: int) -> bool:
+    """Whether a run on the CPU is long enough for compilation to pay, by the time of one step."""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
+        return False
+    trial = Population(config, range(members_at_once), torch.device("cpu"), compiled=False)
+    trial.rehearse()
+    start = time.perf_counter()
+    trial.rehearse()
+    seconds = time.perf_counter() - start
+    return seconds * config.steps * len(config.members) / members_at_once > WORTH_COMPILING
+
+
+def make_populations(
+    config: RunConfig, placement: Placement, say: Say
+) -> tuple[Placement, list[Population]]:
+    """The populations of a run, ready to train; more and smaller ones if memory does not suffice.
+
+    Those on one GPU share the memory of their steps, for they take turns.
+    """
+    while True:
+        try:
+            return placement, _prepared(config, placement)
+        except torch.OutOfMemoryError as error:
+            if placement.members_at_once == 1:
+                expected = f"a size that fits the memory of {placement.devices[0]} for one member"
+                raise bad_value("batch", config.batch, expected) from error
+        # Outside the handler: the error would keep the memory of the step that failed.
+        gc.collect()
+        torch.cuda.empty_cache()
+        placement = replace(placement, members_at_once=-(-placement.members_at_once // 2))
+        parts = [len(part) for part, _ in placement.parts(len(config.members))]
+        say(f"too large for the memory: {len(config.members)} members split into {parts}")
+
+
+def _prepared(config: RunConfig, placement: Placement) -> list[Population]:
+    populations = [
+        Population(config, which, device, compiled=placement.compiled)
+        for which, device in placement.parts(len(config.members))
+    ]
+    # First all rehearsals, then all captures: a graph keeps the memory that it was captured in.
+    for population in populations:
+        population.rehearse(config.splits)
+    pools: dict[torch.device, Any] = {}
+    for population in populations:
+        pools[population.device] = population.capture(pools.get(population.device))
+    return populations

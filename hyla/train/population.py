@@ -1,0 +1,281 @@
+"""Members of a run on one device, trained and evaluated together: a step is one program.
+
+Shapes: M members, B instances of a batch, P parameters of a member, S sums that make measures.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyla.layers import replace_parameter, stack
+from hyla.model import Transformer, build
+from hyla.train.config import RunConfig
+from hyla.train.objective import make_objective
+from hyla.train.optimiser import Moments, adamw_, decayed_parameters, learning_rate
+
+# Evaluation takes instances that no training reaches, the same for every length of training.
+FIRST_EVALUATION_INSTANCE = 2**40
+# Without this, PyTorch 2.11 with Triton 3.6 miscompiles a gradient (tests/test_gpu.py).
+COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
+
+ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Population:
+    """The members `which` of a run, stacked along the population axis.
+
+    `advance` trains one step: data, forward, backward, optimiser. On CUDA, after `rehearse` and
+    `capture`, it replays a graph and never waits for the device. All state is in tensors that
+    change in place; `state` gives them by name, the members along the first axis, and `load` sets
+    them.
+    """
+
+    def __init__(
+        self, config: RunConfig, which: range, device: torch.device, *, compiled: bool
+    ) -> None:
+        self.config, self.device, self.compiled = config, device, compiled
+        members = [config.members[m] for m in which]
+        self.objective = make_objective(config.task, [m.seed for m in members], device)
+        self.model, self.parameters = flat_population(config, which, device)
+        self.decayed = _decay_mask(self.model, config.decay_head_biases)
+        self.moments = Moments(torch.zeros_like(self.parameters), torch.zeros_like(self.parameters))
+
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)
+
+        def number() -> Tensor:
+            return torch.zeros((), dtype=torch.int64, device=device)
+
+        self.peak = column([m.learning_rate for m in members])
+        self.decay = column([m.weight_decay for m in members])
+        self.warmup = column([m.warmup for m in members])
+        self.loss_sum, self.gradient_norm = torch.zeros_like(self.peak), torch.zeros_like(self.peak)
+        self.active = torch.ones(len(members), dtype=torch.bool, device=device)
+        self.diverged_at = torch.full((len(members),), -1, device=device)
+        self.step, self.next_instance, self.end_instance = number(), number(), number()
+        self.offsets = torch.arange(config.batch, device=device)
+        self.sums = torch.zeros(
+            len(members), self.objective.sums, dtype=torch.float64, device=device
+        )
+        self._loss, self._rate = self._compile(self._loss_of), self._compile(self._rate_now)
+        self._learn, self._count = self._compile(self._update), self._compile(self._add_sums)
+        self._step = Replayed(self._one_step, device)
+        self._evaluations: dict[str, Replayed] = {}
+
+    def rehearse(self, splits: Sequence[str] = ()) -> None:
+        """Compiles the step and the evaluation of some splits by running them.
+
+        All members are frozen meanwhile, which leaves the state as it is.
+        """
+        kept = {name: tensor.clone() for name, tensor in self._counters().items()}
+        self.active.fill_(False)
+        self._set_instances(0)
+        for split in splits:
+            self._evaluations[split] = Replayed(partial(self._evaluate_batch, split), self.device)
+        for function in (self._step, *self._evaluations.values()):
+            function.rehearse()
+        for name, tensor in self._counters().items():
+            tensor.copy_(kept[name])
+
+    def capture(self, pool: Any = None) -> Any:
+        """On CUDA, makes graphs of what was rehearsed, in a pool of memory that others may share.
+
+        Those who share it must take turns. Returns the pool.
+        """
+        for function in (self._step, *self._evaluations.values()):
+            pool = function.capture(pool)
+        return pool
+
+    def advance(self) -> None:
+        """Trains one step; a member whose loss or gradient is not finite is frozen before it."""
+        self._step()
+
+    def take_log(self) -> Tensor:
+        """Loss summed since the last call, last gradient norm, norm of the parameters, and the
+        step of divergence or -1: `[M, 4]`, on the device."""
+        norm = self.parameters.double().square().sum(dim=1).sqrt()
+        log = torch.stack((self.loss_sum, self.gradient_norm, norm, self.diverged_at.double()), 1)
+        self.loss_sum.zero_()
+        return log
+
+    def evaluate(self, split: str, instances: int) -> Tensor:
+        """The sums of the objective over the first evaluation instances of a split, `[M, S]`."""
+        evaluate_batch = self._evaluations.get(split, partial(self._evaluate_batch, split))
+        self._set_instances(instances)
+        for _ in range(-(-instances // self.config.batch)):
+            evaluate_batch()
+        return self.sums.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training changes, by name; the tensors change with it."""
+        named = {f"parameters.{name}": p.detach() for name, p in self.model.named_parameters()}
+        moments = {"first_moment": self.moments.first, "second_moment": self.moments.second}
+        return named | moments | self._counters()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Sets the state to values of the same names."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+    def _counters(self) -> dict[str, Tensor]:
+        return {
+            "step": self.step,
+            "active": self.active,
+            "diverged_at": self.diverged_at,
+            "loss_sum": self.loss_sum,
+            "gradient_norm": self.gradient_norm,
+        }
+
+    def _compile(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        if not self.compiled:
+            return function
+        return torch.compile(function, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS)
+
+    def _one_step(self) -> None:
+        with arithmetic(self.config.precision, self.device):
+            index = self.step * self.config.batch + self.offsets
+            loss_M = self._loss(index)
+            gradients = torch.autograd.grad(loss_M.sum(), list(self.model.parameters()))
+            with torch.no_grad():
+                self._learn(loss_M.detach(), gradients, self._rate())
+
+    def _loss_of(self, index_B: Tensor) -> Tensor:
+        return self.objective.loss(self.model, index_B)
+
+    def _rate_now(self) -> Tensor:
+        return learning_rate(self.step, self.peak, self.warmup, self.config.steps)
+
+    def _update(self, loss_M: Tensor, gradients: Sequence[Tensor], rate_M: Tensor) -> None:
+        gradients_MP = rows(gradients)
+        norm_M = torch.linalg.vector_norm(gradients_MP, dim=1)
+        finite_M = loss_M.isfinite() & norm_M.isfinite()
+        diverged_M = self.active & ~finite_M
+        active_M = self.active & finite_M
+        adamw_(
+            self.parameters, self.moments, gradients_MP, self.step, rate_M, self.decay,
+            self.decayed, active_M,
+        )  # fmt: skip
+        self.diverged_at.copy_(torch.where(diverged_M, self.step, self.diverged_at))
+        self.loss_sum.copy_(torch.where(active_M, self.loss_sum + loss_M, self.loss_sum))
+        self.gradient_norm.copy_(torch.where(active_M, norm_M, self.gradient_norm))
+        self.active.copy_(active_M)
+        self.step.add_(1)
+
+    @torch.no_grad()
+    def _evaluate_batch(self, split: str) -> None:
+        with arithmetic(self.config.precision, self.device):
+            self._count(split)
+
+    def _add_sums(self, split: str) -> None:
+        index_B = self.next_instance + self.offsets
+        numbers_MBS = self.objective.numbers(self.model, split, index_B)
+        counted = (index_B < self.end_instance).unsqueeze(-1)
+        self.sums.add_(torch.where(counted, numbers_MBS, 0.0).sum(dim=1))
+        self.next_instance.add_(self.config.batch)
+
+    def _set_instances(self, count: int) -> None:
+        self.next_instance.fill_(FIRST_EVALUATION_INSTANCE)
+        self.end_instance.fill_(FIRST_EVALUATION_INSTANCE + count)
+        self.sums.zero_()
+
+
+class Replayed:
+    """A function that changes tensors in place; on CUDA, once captured, a graph that repeats it."""
+
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+        self.function, self.device = function, device
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def rehearse(self) -> None:
+        """Runs the function, beside the default stream as a capture wants it."""
+        if self.device.type != "cuda":
+            self.function()
+            return
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.function()
+            torch.cuda.current_stream().wait_stream(side)
+
+    def capture(self, pool: Any) -> Any:
+        """Makes a graph of the function, in a pool of memory; returns the pool."""
+        if self.device.type != "cuda":
+            return None
+        with torch.cuda.device(self.device):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self.function()
+            self.graph = graph
+            return graph.pool()
+
+    def __call__(self) -> None:
+        if self.graph is None:
+            self.function()
+        else:
+            self.graph.replay()
+
+
+def flat_population(
+    config: RunConfig, which: range, device: torch.device
+) -> tuple[Transformer, Tensor]:
+    """The initial members, stacked, and their parameters as the rows of one matrix, `[M, P]`.
+
+    The parameters of the module are views of the matrix, so the optimiser works on one tensor.
+    """
+    seeds = [config.members[m].seed for m in which]
+    models = {seed: build(config.model, seed) for seed in dict.fromkeys(seeds)}
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    population = stack([models[seed] for seed in seeds]).to(device, dtype)
+    named = dict(population.named_parameters())
+    matrix_MP = rows([parameter.detach() for parameter in named.values()])
+    start = 0
+    for name, parameter in named.items():
+        end = start + parameter[0].numel()
+        part = matrix_MP[:, start:end].view(parameter.shape)
+        replace_parameter(population, name, part, requires_grad=True)
+        start = end
+    return population, matrix_MP
+
+
+def rows(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors `[M, ...]` side by side, each member a row of a matrix.
+
+    The rows are padded with zeros to a multiple of `ROW_MULTIPLE`. Then no row lies differently
+    to the vector units than another, and a member's rounding does not depend on its place.
+    """
+    matrix_MP = torch.cat([part.flatten(1) for part in parts], dim=1)
+    return F.pad(matrix_MP, (0, -matrix_MP.shape[1] % ROW_MULTIPLE))
+
+
+def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
+    """1 for each parameter of a member that weight decay acts on, 0 for the others, `[P]`."""
+    decayed = decayed_parameters(population, head_biases)
+    parts = [
+        torch.full_like(parameter[:1], float(name in decayed), requires_grad=False)
+        for name, parameter in population.named_parameters()
+    ]
+    return rows(parts)[0]
+
+
+@contextmanager
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """Matrix products in this precision; everything else is left in that of the parameters."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        with torch.autocast(
+            device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

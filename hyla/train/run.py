@@ -1,0 +1,257 @@
+"""A run while it trains: steps, records, evaluations, checkpoints, the summary."""
+
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyla.train.checkpoint import Checkpoint
+from hyla.train.clock import Clock
+from hyla.train.config import MAIN_MEASURES, RunConfig
+from hyla.train.folder import RunFolder
+from hyla.train.population import Population
+from hyla.train.signals import deferred_signals
+from hyla.train.watch import Progress, Watcher
+
+PLACE = ("step", "member", "split")  # of a record, that its measures follow
+MOST_PENDING = 8  # records on their way from the device: the host runs no further ahead of it
+
+
+@dataclass(frozen=True)
+class PendingLog:
+    """Records of a step on their way from the devices."""
+
+    step: int
+    rows: list[Tensor]
+    arrivals: list[torch.cuda.Event]
+
+    def has_arrived(self) -> bool:
+        """Whether `wait` would not wait."""
+        return all(event.query() for event in self.arrivals)
+
+    def wait(self) -> list[list[float]]:
+        """The numbers of `Population.take_log`, of all members."""
+        for event in self.arrivals:
+            event.synchronize()
+        return torch.cat(self.rows).tolist()
+
+
+class Run:
+    """A run while it trains: `step` is done, as far as the devices have been asked."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, watcher: Watcher, stop_at: int
+    ) -> None:
+        self.config, self.folder, self.watcher, self.stop_at = config, folder, watcher, stop_at
+        self.populations: list[Population] = []
+        self.pending: deque[PendingLog] = deque()
+        self.step, self.saved_step = 0, -1
+        self.clock = Clock()
+        members = len(config.members)
+        self.losses: list[float | None] = [None] * members
+        self.measures: list[float | None] = [None] * members
+        self.diverged_at: list[int | None] = [None] * members
+        self.shown_split = "held_out" if "held_out" in config.splits else config.splits[0]
+
+    def train(self, checkpoint_seconds: float) -> dict[str, Any]:
+        """Trains up to the step where this run is to stop."""
+        every, saved = self.config.evaluate_every, time.monotonic()
+        with deferred_signals() as signals:
+            self.go_on()
+            while self.step < self.stop_at and None in self.diverged_at:
+                for population in self.populations:
+                    population.advance()
+                self.step += 1
+                if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                    self.request_log()
+                self.collect_logs()
+                if every and self.step % every == 0 and self.step < self.config.steps:
+                    self.pause("evaluating")
+                    self.evaluate(self.config.interim_instances)
+                    self.go_on()
+                if signals or time.monotonic() - saved > checkpoint_seconds:
+                    self.save()
+                    self.go_on()
+                    saved = time.monotonic()
+                if signals:
+                    self.end(signals[0])
+            self.save()
+        return self.finish()
+
+    def request_log(self) -> None:
+        """Asks the devices for the records of this step, without waiting for them."""
+        rows, arrivals = [], []
+        for population in self.populations:
+            row = population.take_log()
+            if row.is_cuda:
+                row = torch.empty_like(row, device="cpu", pin_memory=True).copy_(
+                    row, non_blocking=True
+                )
+                with torch.cuda.device(population.device):
+                    arrivals.append(torch.cuda.current_stream().record_event())
+            rows.append(row)
+        self.pending.append(PendingLog(self.step, rows, arrivals))
+
+    def collect_logs(self, wait: bool = False) -> None:
+        """Writes the records that have arrived; all of them, if it is to wait."""
+        while self.pending and (
+            wait or len(self.pending) > MOST_PENDING or self.pending[0].has_arrived()
+        ):
+            log = self.pending.popleft()
+            self.record(log.step, log.wait())
+            self.clock.now_at(log.step)
+            self.report("training")
+
+    def record(self, step: int, rows: list[list[float]]) -> None:
+        """Writes loss and norms of each member, or once that it has diverged."""
+        steps = (step - 1) % self.config.log_every + 1  # that the sum of the losses is over
+        records: list[dict[str, Any]] = []
+        for member, (loss_sum, gradient_norm, parameter_norm, diverged_at) in enumerate(rows):
+            if diverged_at < 0:
+                self.losses[member] = loss_sum / steps
+                norms = {"gradient_norm": gradient_norm, "parameter_norm": parameter_norm}
+                records.append({"step": step, "member": member, "loss": loss_sum / steps} | norms)
+            elif self.diverged_at[member] is None:
+                self.diverged_at[member] = int(diverged_at)
+                self.losses[member] = self.measures[member] = None
+                records.append({"step": int(diverged_at), "member": member, "diverged": True})
+                self.watcher.say(f"member {member} diverged at step {int(diverged_at)}: frozen")
+        self.write(records)
+
+    def evaluate(self, instances: int) -> list[dict[str, Any]]:
+        """Writes and returns the measures of every split and member that has not diverged."""
+        records: list[dict[str, Any]] = []
+        objective = self.populations[0].objective
+        for split in self.config.splits:
+            # All devices compute before the first of them is waited for.
+            found = [population.evaluate(split, instances) for population in self.populations]
+            for member, sums in enumerate(row for part in found for row in part.tolist()):
+                if self.diverged_at[member] is not None:
+                    continue
+                measures = objective.measures(sums, instances)
+                where = {"step": self.step, "member": member, "split": split}
+                records.append(where | {"instances": instances} | measures)
+                if split == self.shown_split:
+                    self.measures[member] = measures[MAIN_MEASURES[self.config.task_name]]
+        self.write(records)
+        return records
+
+    def write(self, records: list[dict[str, Any]]) -> None:
+        """Adds records to the folder and shows them to the watchers."""
+        self.folder.append_metrics(records)
+        self.watcher.metrics(records)
+
+    def pause(self, doing: str) -> None:
+        """Waits until the devices have done all that they were asked to, and stops the clock."""
+        self.collect_logs(wait=True)
+        for population in self.populations:
+            if population.device.type == "cuda":
+                torch.cuda.synchronize(population.device)
+        self.clock.stop(self.step)
+        self.report(doing)
+
+    def go_on(self) -> None:
+        """Starts the clock."""
+        self.clock.start(self.step)
+        self.report("training")
+
+    def save(self) -> None:
+        """Writes a checkpoint of this step, unless there is one."""
+        self.pause("saving")
+        if self.step == self.saved_step:
+            return
+        states = [population.state() for population in self.populations]
+        tensors = {
+            name: first if first.ndim == 0 else torch.cat([state[name].cpu() for state in states])
+            for name, first in states[0].items()
+        }
+        shown = {"losses": self.losses, "measures": self.measures}
+        metadata = shown | {"seconds": self.clock.seconds, "steps_timed": self.clock.steps}
+        self.folder.save_checkpoint(self.step, tensors, metadata)
+        self.saved_step = self.step
+        rate = {"instances_per_second": self.instances_per_second}
+        self.folder.log({"event": "saved", "step": self.step} | rate)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint."""
+        self.step = self.saved_step = checkpoint.step
+        start = 0
+        for population in self.populations:
+            rows = slice(start, start + len(population.active))
+            population.load(
+                {name: x[rows] if x.ndim else x for name, x in checkpoint.tensors.items()}
+            )
+            start = rows.stop
+        self.losses, self.measures = checkpoint.metadata["losses"], checkpoint.metadata["measures"]
+        self.clock.seconds = checkpoint.metadata["seconds"]
+        self.clock.steps = checkpoint.metadata["steps_timed"]
+        recorded = self.step - self.step % self.config.log_every
+        for member, step in enumerate(checkpoint.tensors["diverged_at"].tolist()):
+            if 0 <= step < recorded:
+                self.diverged_at[member] = step
+
+    def end(self, number: int) -> None:
+        """Ends on a signal, as the process would have without `deferred_signals`."""
+        self.folder.log({"event": "interrupted", "step": self.step})
+        self.watcher.say(
+            f"saved at step {self.step} of {self.config.steps}: the same command goes on from there"
+        )
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates, and writes the summary.
+
+        The measures come after the checkpoint, so that going on from it takes them back.
+        """
+        self.report("evaluating")
+        records = self.evaluate(self.config.evaluation_instances)
+        finished = self.step == self.config.steps or None not in self.diverged_at
+        members = []
+        for number, member in enumerate(self.config.members):
+            evaluation = {
+                record["split"]: {k: v for k, v in record.items() if k not in PLACE}
+                for record in records
+                if record["member"] == number
+            }
+            state = {"diverged_at": self.diverged_at[number], "loss": self.losses[number]}
+            members.append(member.to_dict() | state | {"evaluation": evaluation or None})
+        summary = {
+            "state": "finished" if finished else "stopped",
+            "step": self.step,
+            "steps": self.config.steps,
+            "seconds": self.clock.seconds,
+            "instances_per_second": self.instances_per_second,
+            "members": members,
+        }
+        self.folder.write_summary(summary)
+        self.folder.log({"event": summary["state"], "step": self.step})
+        return summary
+
+    @property
+    def instances_per_second(self) -> float:
+        """Of all members together, evaluation excluded."""
+        return self.clock.steps_per_second * self.config.batch * len(self.config.members)
+
+    def report(self, doing: str) -> None:
+        """Tells the watchers where the run stands."""
+        step, rate = (
+            self.clock.step if doing == "training" else self.step,
+            self.clock.steps_per_second,
+        )
+        self.watcher.progress(
+            Progress(
+                step=step,
+                stop_at=self.stop_at,
+                steps=self.config.steps,
+                instances_per_second=self.instances_per_second,
+                seconds_left=(self.stop_at - step) / rate if rate else None,
+                losses=tuple(self.losses),
+                measures=tuple(self.measures),
+                measure=f"{self.shown_split} {MAIN_MEASURES[self.config.task_name]}",
+                doing=doing,
+            )
+        )

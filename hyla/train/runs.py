@@ -1,0 +1,115 @@
+"""Run folders as found: what is in them, and how far they have come."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyla.errors import bad_value, unknown_name
+from hyla.files import is_locked, read_object
+from hyla.train import checkpoint
+
+CONFIG, METRICS, LOG, SUMMARY = "config.json", "metrics.jsonl", "log.jsonl", "summary.json"
+CHECKPOINTS, LOCK = "checkpoints", "lock"
+ENDED = ("finished", "stopped")  # what a summary may say
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run folder at a glance.
+
+    state: "running", "finished", "stopped" (early, with a summary), "interrupted" (without one),
+        "new" (no checkpoint yet) or "damaged".
+    step: of the newest checkpoint, by its name; 0 if there is none.
+    problem: why it is damaged.
+    """
+
+    path: Path
+    state: str
+    step: int = 0
+    steps: int = 0
+    task: str = ""
+    attention: str = ""
+    members: int = 0
+    problem: str = ""
+    summary: dict[str, Any] | None = None
+
+
+def list_runs(root: Path) -> list[RunState]:
+    """The run folders in a folder and those inside it, by path; links are not followed.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     list_runs(Path(folder))
+    []
+    """
+    found = []
+    for place, folders, _ in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if _is_run(Path(place)):
+            folders.clear()
+            found.append(read_state(Path(place)))
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        if (path / LOCK).is_file():
+            return (path / CONFIG).is_file() or (path / CHECKPOINTS).is_dir()
+        read_config(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_state(path: Path) -> RunState:
+    """The state of one run folder, without reading its checkpoints."""
+    try:
+        config, _ = read_config(path)
+        step = max(map(checkpoint.step_of, checkpoint.paths(path / CHECKPOINTS)), default=None)
+        state, problem, summary = _progress(path, begun=step is not None)
+    except (OSError, ValueError) as error:
+        return RunState(path, "damaged", problem=str(error))
+    task, model, members = (config.get(name) for name in ("task", "model", "members"))
+    steps = config.get("steps")
+    return RunState(
+        path,
+        state,
+        step or 0,
+        steps if isinstance(steps, int) else 0,
+        str(task.get("name", "")) if isinstance(task, dict) else "",
+        str(model.get("attention", "")) if isinstance(model, dict) else "",
+        len(members) if isinstance(members, list) else 0,
+        problem,
+        summary,
+    )
+
+
+def _progress(path: Path, begun: bool) -> tuple[str, str, dict[str, Any] | None]:
+    """State, problem and summary."""
+    running, summary, problem = is_locked(path / LOCK), None, ""
+    try:
+        summary = read_object(path / SUMMARY)
+        if summary.get("state") not in ENDED:
+            problem = str(unknown_name(f"{path / SUMMARY}: state", summary.get("state"), ENDED))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        problem = str(error)
+    if running:
+        return "running", "", summary
+    if problem:
+        return "damaged", problem, summary
+    if summary:
+        return summary["state"], "", summary
+    return "interrupted" if begun else "new", "", None
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the environment in a run folder; ValueError if they are damaged."""
+    values = read_object(path / CONFIG)
+    config, environment = values.get("config"), values.get("environment")
+    if not isinstance(config, dict) or not isinstance(environment, dict):
+        given = ", ".join(map(repr, values)) or "no fields"
+        raise bad_value(str(path / CONFIG), given, "the fields 'config' and 'environment' of a run")
+    return config, environment

@@ -1,0 +1,151 @@
+"""Training on a CUDA device: compiled, replayed as a graph, without waiting, in bounded memory."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import ALL_KINDS, tiny_run
+
+from hyla.train import Member, RunConfig, fuzzy_logic_run, sraven_run, train
+from hyla.train.placement import Placement, make_populations
+from hyla.train.population import Population
+
+pytestmark = pytest.mark.gpu
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+MEMBERS = (Member(3, 1e-3, 0.1, 2), Member(5, 3e-3, 0.0, 0), Member(0, 1e-3, 0.3, 5))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def small_run(task: str, kind: str = "hyla", **options: Any) -> RunConfig:
+    """The tokens, heads and buckets of the paper, in a narrow model of two layers."""
+    run = sraven_run if task == "sraven" else fuzzy_logic_run
+    config = run(MEMBERS, attention=kind)
+    model = replace(config.model, layers=2, width=32, hidden_size=64)
+    settings = {"batch": 16, "evaluation_instances": 100, "steps": 1000, "log_every": 10}
+    return replace(config, model=model, **(settings | options))
+
+
+def trained(config: RunConfig, steps: int, device: torch.device) -> Population:
+    population = Population(
+        config, range(len(config.members)), device, compiled=device.type == "cuda"
+    )
+    population.rehearse(["held_out"])
+    population.capture()
+    for _ in range(steps):
+        population.advance()
+    return population
+
+
+@pytest.mark.parametrize(
+    "task, kind",
+    [("sraven", kind) for kind in ALL_KINDS] + [("fuzzy_logic", k) for k in ALL_KINDS[:3]],
+)
+def test_a_replayed_population_is_near_float64_on_the_cpu(task: str, kind: str) -> None:
+    config = small_run(task, kind)
+    given = trained(config, 10, GPU)
+    exact = trained(replace(config, precision="fp64"), 10, CPU)
+    # Rounding of fp32 (6e-8), amplified by Adam where a gradient is nothing but rounding.
+    torch.testing.assert_close(given.loss_sum.cpu(), exact.loss_sum, rtol=1e-4, atol=0)
+    torch.testing.assert_close(given.gradient_norm.cpu(), exact.gradient_norm, rtol=1e-2, atol=0)
+    measured, expected = (p.evaluate("held_out", 100).cpu() for p in (given, exact))
+    torch.testing.assert_close(measured[:, 0], expected[:, 0], rtol=1e-3, atol=0)
+    assert given.step == 10
+
+
+@pytest.mark.parametrize("precision, tolerance", [("tf32", 0.005), ("bf16", 0.02)])
+def test_lower_precisions_are_near_fp32(precision: str, tolerance: float) -> None:
+    config = small_run("sraven")
+    full = trained(config, 50, GPU).loss_sum
+    low = trained(replace(config, precision=precision), 50, GPU).loss_sum
+    assert (low / full - 1).abs().max() < tolerance
+    assert not low.equal(full)
+
+
+def test_training_does_not_wait_for_the_device() -> None:
+    population = trained(small_run("sraven"), 1, GPU)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            population.advance()
+            population.take_log()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_does_not_grow_with_the_steps() -> None:
+    population = trained(small_run("fuzzy_logic"), 5, GPU)
+    population.evaluate("held_out", 100)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(200):
+        population.advance()
+        population.take_log()
+    population.evaluate("held_out", 100)
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) <= before
+
+
+def test_a_member_that_diverges_is_frozen_in_the_graph() -> None:
+    config = small_run("sraven")
+    absurd = replace(config.members[1], learning_rate=1e30)
+    members = (config.members[0], absurd, config.members[2])
+    population = trained(replace(config, members=members), 20, GPU)
+    good = trained(config, 20, GPU)
+    assert population.active.tolist() == [True, False, True]
+    assert population.parameters[[0, 2]].equal(good.parameters[[0, 2]])
+
+
+def test_a_population_too_large_for_the_memory_is_split(tmp_path: Path) -> None:
+    config = small_run("sraven", batch=2048, steps=6, splits=("held_out",))
+    members = tuple(Member(seed, warmup=0) for seed in range(6))
+    config = replace(config, members=members, model=replace(config.model, layers=1))
+    whole = train(config, tmp_path / "whole", device="cuda:0")
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.set_per_process_memory_fraction(peak * 0.7 / total)
+    try:
+        split = train(config, tmp_path / "split", device="cuda:0")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    log = (tmp_path / "split" / "log.jsonl").read_text()
+    assert '"populations": [3, 3]' in log, log
+    for given, expected in zip(split["members"], whole["members"], strict=True):
+        assert given["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+def test_populations_that_share_memory_do_not_disturb_each_other() -> None:
+    config = small_run("sraven")
+    together = trained(config, 0, GPU)
+    _, parts = make_populations(config, Placement((GPU,), True, 1), lambda text: None)
+    for part in parts:
+        part.evaluate("held_out", 100)
+    for _ in range(7):
+        together.advance()
+        for part in parts:
+            part.advance()
+    losses = torch.cat([part.loss_sum for part in parts])
+    torch.testing.assert_close(losses, together.loss_sum, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stopped_and_resumed_on_the_gpu(tmp_path: Path, precision: str) -> None:
+    config = tiny_run("sraven", precision=precision, evaluate_every=9)
+    train(config, tmp_path / "whole", device="cuda:0")
+    for stop in (4, 17, None):
+        train(config, tmp_path / "run", device="cuda:0", stop_at=stop)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "run")]
+    assert metrics[0] == metrics[1]

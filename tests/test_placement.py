@@ -1,0 +1,101 @@
+"""Where a run is computed: devices, splits, compiled or not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny_run
+
+from hyla.train import placement, train
+from hyla.train.placement import Placement, choose_placement, find_devices, make_populations
+from hyla.train.population import Population
+
+CPU = torch.device("cpu")
+GPUS = tuple(torch.device("cuda", i) for i in range(3))
+
+
+@pytest.mark.parametrize("members", [1, 2, 7, 32])
+@pytest.mark.parametrize("at_once", [1, 2, 5, 32])
+@pytest.mark.parametrize("devices", [GPUS[:1], GPUS])
+def test_parts_cover_all_members_within_the_limit(
+    members: int, at_once: int, devices: tuple[torch.device, ...]
+) -> None:
+    parts = Placement(devices, compiled=True, members_at_once=at_once).parts(members)
+    assert [m for part, _ in parts for m in part] == list(range(members))
+    sizes = [len(part) for part, _ in parts]
+    assert max(sizes) <= at_once
+    assert max(sizes) - min(sizes) <= 1
+    used = [sum(device == gpu for _, device in parts) for gpu in devices]
+    assert max(used) - min(used) <= 1
+    if members >= len(devices):
+        assert min(used) >= 1
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert find_devices("auto", "tf32") == GPUS
+    assert find_devices("cuda", "bf16") == GPUS
+    assert find_devices("cuda:2", "fp32") == GPUS[2:]
+    assert find_devices("cpu", "fp32") == (CPU,)
+    with pytest.raises(ValueError, match="device: expected one of this machine: auto, cpu, cuda"):
+        find_devices("cuda:3", "fp32")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert find_devices("auto", "fp32") == (CPU,)
+    for name in ("cuda", "mps", "gpu"):
+        with pytest.raises(ValueError, match=f"device: expected .* auto, cpu, got '{name}'"):
+            find_devices(name, "fp32")
+    with pytest.raises(ValueError, match="precision: expected a GPU for tf32"):
+        find_devices("auto", "tf32")
+
+
+def test_a_population_too_large_for_the_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(Population):
+        def rehearse(self, splits: Any = ()) -> None:
+            if len(self.active) > 2:
+                raise torch.OutOfMemoryError
+            super().rehearse(splits)
+
+    monkeypatch.setattr(placement, "Population", Small)
+    config = tiny_run("sraven")
+    config = tiny_run("sraven", members=config.members * 2)
+    said: list[str] = []
+    placed, populations = make_populations(config, Placement((CPU,), False, 6), said.append)
+    assert [len(population.active) for population in populations] == [2, 2, 2]
+    assert placed.members_at_once == 2
+    assert said[-1] == "too large for the memory: 6 members split into [2, 2, 2]"
+
+
+def test_a_member_too_large_for_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Never(Population):
+        def rehearse(self, splits: Any = ()) -> None:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(placement, "Population", Never)
+    with pytest.raises(ValueError, match="batch: expected a size that fits the memory of cpu"):
+        make_populations(tiny_run("sraven"), Placement((CPU,), False, 3), lambda text: None)
+
+
+def test_what_the_folder_recorded_is_kept(tmp_path: Path) -> None:
+    config = tiny_run("sraven")
+    recorded = {"devices": ["cpu"], "compiled": True, "members_at_once": 2}
+    placed = choose_placement(config, "cpu", None, None, recorded)
+    assert (placed.compiled, placed.members_at_once) == (True, 2)
+    placed = choose_placement(config, "cpu", False, 1, recorded)
+    assert (placed.compiled, placed.members_at_once) == (False, 1)
+    with pytest.raises(ValueError, match="members_at_once: expected a whole number of at least 1"):
+        train(config, tmp_path / "run", members_at_once=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_a_long_run_is_compiled_on_a_cpu() -> None:
+    short = choose_placement(tiny_run("fuzzy_logic"), "cpu", None, None, {})
+    long = choose_placement(tiny_run("fuzzy_logic", steps=10**9), "cpu", None, None, {})
+    assert (short.compiled, long.compiled) == (False, True)
+
+
+def test_fewer_members_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run("sraven")
+    everything = placement.members_that_fit(config)
+    monkeypatch.setattr(placement.os, "sysconf", lambda name: 1)
+    assert (everything, placement.members_that_fit(config)) == (3, 1)
