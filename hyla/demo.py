@@ -2,23 +2,24 @@
 
 First the paper's identity, for every kind: the layer equals a sum of generated value networks.
 Then three kinds learn fuzzy logic functions from examples in their context, three seeds of each
-trained together as one stacked population. The models and the training are far smaller than the
-paper's: this shows that everything works, not how well the kinds compare.
+trained together as one population, into run folders. The models and the training are far smaller
+than the paper's: this shows that everything works, not how well the kinds compare.
 """
 
-import time
+from pathlib import Path
+from statistics import mean, stdev
 
 import torch
-from torch import Tensor
 
 from hyla.attention.hypernetwork import value_networks
 from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import KINDS
-from hyla.layers import stack
-from hyla.model import ModelConfig, Transformer, build
-from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, pooled_r2
+from hyla.model import ModelConfig
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
+from hyla.train import RunConfig, grid, load_run, train
 
-SEEDS, BATCH, STEPS = 3, 64, 1000
+SEEDS, STEPS = 3, 1000
+SPLITS = ("train", "held_out")
 TASK = FuzzyLogicConfig(variables=3, examples=16, held_out=0.3)
 
 
@@ -31,28 +32,16 @@ def identity_error(kind: str) -> float:
     return float((y - layer(x)).abs().max())
 
 
-def train(kind: str) -> tuple[Transformer, dict[str, Tensor]]:
-    """Trains all seeds at once; returns them with the variance they explain on each split."""
-    config = ModelConfig(
+def demo_run(kind: str) -> RunConfig:
+    """The training of one kind."""
+    model = ModelConfig(
         input_size=TASK.variables + 1, output_size=1, layers=2, width=32, heads=4, head_size=4,
         hidden_size=64, attention=kind, max_tokens=TASK.examples,
     )  # fmt: skip
-    task = FuzzyLogic(TASK, range(SEEDS))
-    population = stack([build(config, seed) for seed in range(SEEDS)])
-    optimiser = torch.optim.AdamW(population.parameters(), lr=3e-3)
-
-    for step in range(STEPS):
-        batch = task.batch("train", range(step * BATCH, (step + 1) * BATCH))
-        error_MB = population(batch.inputs)[..., -1, 0] - batch.query_target
-        optimiser.zero_grad()
-        error_MB.square().mean(dim=1).sum().backward()  # each member has a loss of its own
-        optimiser.step()
-    explained = {}
-    for split in ("train", "held_out"):
-        batch = task.batch(split, range(STEPS * BATCH, STEPS * BATCH + 1024))  # not trained on
-        with torch.no_grad():
-            explained[split] = pooled_r2(population(batch.inputs)[..., -1, 0], batch)
-    return population, explained
+    return RunConfig(
+        TASK, model, grid(range(SEEDS), [3e-3], [0.01], [100]), STEPS, batch=64, splits=SPLITS,
+        evaluation_instances=1024,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -67,17 +56,19 @@ def main() -> None:
     print("Explained variance (R2) on new instances, mean +- standard error over seeds:\n")
     print("            functions of training    functions held out")
     for kind in ("softmax", "linear", "hyla"):
-        start = time.perf_counter()
-        population, explained = train(kind)
-        columns = [
-            f"{r2.mean():8.2f} +- {r2.std() / SEEDS**0.5:.2f}{'':8}" for r2 in explained.values()
-        ]
-        print(f"  {kind:10}{''.join(columns)}({time.perf_counter() - start:.0f} s)")
+        folder = Path("runs", f"demo-{kind}")
+        summary = train(demo_run(kind), folder, device="cpu", compiled=False)
+        columns = []
+        for split in SPLITS:
+            r2 = [member["evaluation"][split]["pooled_r2"] for member in summary["members"]]
+            columns.append(f"{mean(r2):8.2f} +- {stdev(r2) / SEEDS**0.5:.2f}{'':8}")
+        print(f"  {kind:10}{''.join(columns)}({folder}, {summary['seconds']:.0f} s)")
+    config, population = load_run(folder)
     tokens = FuzzyLogic(TASK, range(SEEDS)).batch("held_out", 4).inputs
     with torch.no_grad():
         codes = population.latent_codes(tokens, layers=[-1], queries=[-1], keys=[-1])
     print("\nLatent codes of the last token attending to itself, last layer, first HYLA model:\n")
-    for code in codes[population.config.layers - 1][0, :, 0, 0]:
+    for code in codes[config.model.layers - 1][0, :, 0, 0]:
         print("  " + "".join(f"{float(score):8.2f}" for score in code))
 
 

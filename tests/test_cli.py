@@ -266,7 +266,7 @@ def test_interrupting_ends_with_one_line(hyla: Hyla, monkeypatch: pytest.MonkeyP
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "statistics", interrupt)
+    monkeypatch.setattr(cli.sraven, "statistics", interrupt)
     assert hyla.refused("sraven stats", code=130) == "interrupted\n"
 
 

@@ -12,11 +12,15 @@ import hyla
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 # Imports go from right to left only.
-LAYERS = ["errors", "config", "random", "tasks", "layers", "attention", "model", "demo", "cli"]
+LAYERS = [
+    *("errors", "config", "files", "random", "tasks", "layers", "attention", "model", "train"),
+    *("demo", "cli"),
+]
 
 
-def run(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+def run(code: str, folder: Path = ROOT) -> str:
+    arguments = [sys.executable, "-c", code]
+    result = subprocess.run(arguments, capture_output=True, text=True, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -59,11 +63,11 @@ def test_public_names_have_docstrings_and_exist() -> None:
             assert thing.__doc__, name
 
 
-def test_the_readme_example_runs() -> None:
+def test_the_readme_examples_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert blocks
     for block in blocks:
-        run(block)
+        run(block, tmp_path)
 
 
 def test_the_readme_commands_run(tmp_path: Path) -> None:
@@ -74,7 +78,11 @@ def test_the_readme_commands_run(tmp_path: Path) -> None:
         result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
         assert result.returncode == 0, (command, result.stderr)
         assert result.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"instance.png", "instances.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "instance.png",
+        "instances.parquet",
+        "runs",
+    }
 
 
 def test_the_readme_lists_every_kind_and_make_target() -> None:
