@@ -94,6 +94,21 @@ def test_only_a_long_run_is_compiled_on_a_cpu() -> None:
     assert (short.compiled, long.compiled) == (False, True)
 
 
+@pytest.mark.slow
+def test_populations_of_several_sizes_are_each_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import config as dynamo
+
+    torch.compiler.reset()
+    monkeypatch.setattr(dynamo, "recompile_limit", 1)
+    config = tiny_run("fuzzy_logic", precision="fp64")
+    _, parts = make_populations(config, Placement((CPU,), True, 2), lambda text: None)
+    _, [whole] = make_populations(config, Placement((CPU,), False, 3), lambda text: None)
+    for population in (*parts, whole):
+        population.advance()
+    assert [len(part.active) for part in parts] == [2, 1]
+    torch.testing.assert_close(torch.cat([part.loss_sum for part in parts]), whole.loss_sum)
+
+
 def test_fewer_members_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_run("sraven")
     everything = placement.members_that_fit(config)

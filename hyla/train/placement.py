@@ -4,8 +4,10 @@ import gc
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,14 +156,22 @@ def make_populations(
         say(f"too large for the memory: {len(config.members)} members split into {parts}")
 
 
+def _no_limit_to_recompilation() -> AbstractContextManager[None]:
+    """PyTorch gives a function up after 8 compilations; each size, device and run needs its own."""
+    from torch._dynamo import config  # slow to import, and not needed without compilation
+
+    return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+
+
 def _prepared(config: RunConfig, placement: Placement) -> list[Population]:
     populations = [
         Population(config, which, device, compiled=placement.compiled)
         for which, device in placement.parts(len(config.members))
     ]
     # First all rehearsals, then all captures: a graph keeps the memory that it was captured in.
-    for population in populations:
-        population.rehearse(config.splits)
+    with _no_limit_to_recompilation() if placement.compiled else nullcontext():
+        for population in populations:
+            population.rehearse(config.splits)
     pools: dict[torch.device, Any] = {}
     for population in populations:
         pools[population.device] = population.capture(pools.get(population.device))
