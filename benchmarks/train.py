@@ -135,8 +135,8 @@ def write(result: dict[str, object], as_json: bool) -> None:
         sys.stdout.flush()
         return
     sys.stdout.write(
-        "{attention:10}{precision:6}{members:4} members {mode:9}{milliseconds_a_step:8.2f} ms a step"
-        "{instances_per_second:10,} instances/s, checked: loss off by {loss_error:.0e}, "
+        "{attention:10}{precision:6}{members:4} members, {mode:9}{milliseconds_a_step:8.2f} ms a "
+        "step,{instances_per_second:9,} instances/s; loss off by {loss_error:.0e}, "
         "gradients by {gradient_error:.0e}\n".format(**result)
     )
     for kernel, launches, time_taken in result.get("kernels", []):
