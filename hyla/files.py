@@ -141,14 +141,19 @@ def to_json(value: Any, indent: int | None = None) -> str:
     >>> to_json({"loss": [0.5, float("nan")]})
     '{"loss": [0.5, null]}'
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(without_nan(value), indent=indent, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """The same with None for every number that is not finite.
+
+    >>> without_nan((1.0, {"a": float("inf")}))
+    [1.0, {'a': None}]
+    """
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

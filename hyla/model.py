@@ -248,7 +248,7 @@ class Transformer(nn.Module):
 
         lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding.
         last: give only the logits of the last so many tokens; the last block computes no others.
-        Returns the logits of every token, `[batch, tokens, output_size]`.
+        Returns the logits of every token (or the last ones), `[batch, tokens, output_size]`.
         """
         if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
             expected = f"{len(self.blocks)} different ones, as new_cache makes them"

@@ -189,7 +189,11 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("sraven --checkpoint-seconds -1", "checkpoint_seconds: expected"),
         ("sraven --checkpoint-seconds nan", "checkpoint_seconds: expected"),
         ("sraven --compiled --no-compiled", "compiled: expected one of these two"),
-        ("sraven --device tpu9", "device: expected a device of this machine"),
+        (
+            "sraven --width-factor 2 --width 16 --heads 2 --hidden-size 8",
+            "width_factor: expected 1 where width, hidden_size, heads are given",
+        ),
+        ("sraven --folder=", "folder: expected the name of a folder for this run"),
         ("fuzzy --terms 99", "terms|unknown"),
     ],
 )
@@ -307,7 +311,11 @@ def test_interrupting_says_how_to_go_on(hyla: Hyla, trainer: Trainer) -> None:
     trainer.error = KeyboardInterrupt()
     text = hyla.refused("train sraven --folder here", code=130)
     last = text.splitlines()[-1]
-    assert last == "interrupted: the same command goes on from the last checkpoint in here"
+    assert last == "interrupted: the same command starts from the beginning (in here)"
+    Path("here", "checkpoints").mkdir(parents=True)
+    Path("here", "checkpoints", "step-000000012.safetensors").touch()
+    text = hyla.refused("train sraven --folder here", code=130)
+    assert text.splitlines()[-1] == "interrupted: the same command goes on from step 12 (in here)"
 
 
 def test_what_the_trainer_refuses_is_told_in_one_line(hyla: Hyla, trainer: Trainer) -> None:

@@ -100,6 +100,7 @@ def test_resuming_takes_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:
         assert folder.resumed is not None
         assert folder.resumed.step == 14
         assert folder.messages == ["going on from step 14"]
+        folder.append_metrics([])
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [
             s for s in range(1, 15) for _ in "ab"
@@ -112,6 +113,7 @@ def test_without_a_checkpoint_everything_begins_again(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path, CONFIG, ENVIRONMENT) as folder:
         assert folder.resumed is None
         assert folder.messages == ["no checkpoint to go on from: starting at the beginning"]
+        folder.append_metrics([])
         assert not (tmp_path / "metrics.jsonl").read_bytes()
 
 
@@ -137,6 +139,8 @@ def test_a_stopped_run_that_goes_on_is_no_longer_stopped(tmp_path: Path) -> None
         folder.write_summary({"state": "stopped"})
     with RunFolder.open(tmp_path, CONFIG, ENVIRONMENT) as folder:
         assert folder.summary == {"state": "stopped"}
+        assert (tmp_path / "summary.json").exists()  # until it does go on
+        folder.append_metrics([])
         assert not (tmp_path / "summary.json").exists()
 
 
@@ -274,6 +278,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
     assert [run.state for run in list_runs(tmp_path)] == ["interrupted"]
     with RunFolder.open(tmp_path, {}, {}) as folder:
         assert folder.resumed is not None
+        folder.append_metrics([])
         assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 

@@ -88,13 +88,14 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     population = trained(small_run("fuzzy_logic"), 5, GPU)
     population.evaluate("held_out", 100)
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     for _ in range(200):
         population.advance()
         population.take_log()
     population.evaluate("held_out", 100)
     torch.cuda.synchronize()
-    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) <= before
+    assert torch.cuda.memory_allocated() <= allocated
+    assert torch.cuda.memory_reserved() <= reserved
 
 
 def test_a_member_that_diverges_is_frozen_in_the_graph() -> None:

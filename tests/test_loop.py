@@ -123,7 +123,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     watcher = Recorder()
     assert run(evaluated_run(), tmp_path, watchers=[watcher]) == first
     assert {path: path.read_bytes() for path in before} == before
-    assert watcher.said == ["this run is finished: nothing is left to do"]
+    assert watcher.said == ["this run is finished at step 29: nothing is left to do"]
 
 
 @pytest.mark.parametrize("stops", [[1], [5, 6], [9, 18, 28]])
@@ -150,9 +150,13 @@ def test_bad_stops_are_refused(tmp_path: Path) -> None:
     for stop in (0, 30):
         with pytest.raises(ValueError, match=r"stop_at: expected from 1 to the 29 steps"):
             run(evaluated_run(), tmp_path, stop_at=stop)
-    run(evaluated_run(), tmp_path, stop_at=7)
+    first = run(evaluated_run(), tmp_path, stop_at=7)
+    names = ("config.json", "metrics.jsonl", "summary.json")
+    before = [(tmp_path / name).read_bytes() for name in names]
     with pytest.raises(ValueError, match="stop_at: expected at least 7, which the run has reached"):
         run(evaluated_run(), tmp_path, stop_at=6)
+    assert run(evaluated_run(), tmp_path, stop_at=7) == first
+    assert [(tmp_path / name).read_bytes() for name in names] == before
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -270,6 +274,89 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         run(evaluated_run(), tmp_path / "run")
 
 
+def with_absurd_rate(config: RunConfig, rate: float) -> RunConfig:
+    first, second, third = config.members
+    absurd = replace(second, learning_rate=rate, warmup=0)
+    return replace(config, members=(first, absurd, third))
+
+
+@pytest.mark.parametrize("rate", [1e10, 1e30])
+@pytest.mark.parametrize("log_every, evaluate_every", [(10, 4), (1, 1), (100, 3)])
+def test_a_member_that_diverges_between_records_harms_nobody(
+    tmp_path: Path, rate: float, log_every: int, evaluate_every: int
+) -> None:
+    config = tiny_run("fuzzy_logic", log_every=log_every, evaluate_every=evaluate_every)
+    config = with_absurd_rate(config, rate)
+    summary = run(config, tmp_path / "often", checkpoint_seconds=0)
+    metrics = (tmp_path / "often" / "metrics.jsonl").read_bytes()
+    assert summary["members"][1]["diverged_at"] is not None
+    assert summary == json.loads((tmp_path / "often" / "summary.json").read_text())
+    for stop in (1, 2, 3, 7, 8, 28):
+        early = run(config, tmp_path / "run", stop_at=stop, checkpoint_seconds=0)
+        diverged = early["members"][1]["diverged_at"]
+        assert (diverged is None) == (early["members"][1]["evaluation"] is not None)
+        assert early["members"][0]["loss"] is not None
+    run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    (tmp_path / "run" / "summary.json").unlink()  # as if killed in the last evaluation
+    assert timeless(run(config, tmp_path / "run")) == timeless(summary)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_finished_run_whose_models_are_damaged_is_trained_again(
+    tmp_path: Path, whole: tuple[bytes, dict[str, Any]]
+) -> None:
+    for path in paths(tmp_path / "whole" / "checkpoints"):
+        path.write_bytes(path.read_bytes()[:-1])
+    summary = run(evaluated_run(), tmp_path / "whole")
+    assert ((tmp_path / "whole" / "metrics.jsonl").read_bytes(), timeless(summary)) == whole
+    assert load(paths(tmp_path / "whole" / "checkpoints")[0]).step == 29
+
+
+def test_a_watcher_that_fails_is_left_out(
+    tmp_path: Path, whole: tuple[bytes, dict[str, Any]]
+) -> None:
+    class Broken(Recorder):
+        def progress(self, progress: Progress) -> None:
+            raise BrokenPipeError
+
+    good = Recorder()
+    run(evaluated_run(), tmp_path / "run", watchers=[Broken(), good])
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == whole[0]
+    assert good.seen
+    assert "BrokenPipeError" in (tmp_path / "run" / "log.jsonl").read_text()
+
+
+class Signalling(Recorder):
+    """Sends signals to this process when the run does something at its last step."""
+
+    def __init__(self, doing: str, *numbers: int) -> None:
+        super().__init__()
+        self.doing, self.numbers = doing, numbers
+
+    def progress(self, progress: Progress) -> None:
+        if progress.doing == self.doing and progress.step == 29:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
+def test_a_request_to_end_during_the_last_save(tmp_path: Path, numbers: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt if signal.SIGINT in numbers else SystemExit):
+        run(evaluated_run(), tmp_path, watchers=[Signalling("saving", *numbers)])
+    assert load(paths(tmp_path / "checkpoints")[0]).step == 29
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        watcher = Signalling("saving", signal.SIGHUP)
+        assert run(evaluated_run(), tmp_path, watchers=[watcher])["state"] == "finished"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_members_that_diverge_are_marked_once(tmp_path: Path) -> None:
     config, watcher = evaluated_run(), Recorder()
     absurd = replace(config.members[1], learning_rate=1e30)
@@ -293,6 +380,6 @@ def test_a_run_whose_members_have_all_diverged_ends(tmp_path: Path) -> None:
     config = evaluated_run()
     members = tuple(replace(member, learning_rate=1e30, warmup=0) for member in config.members)
     summary = run(replace(config, members=members), tmp_path)
-    assert (summary["state"], summary["step"]) == ("finished", 5)
+    assert (summary["state"], summary["step"]) == ("diverged", 5)
     assert all(member["diverged_at"] is not None for member in summary["members"])
     assert run(replace(config, members=members), tmp_path) == summary

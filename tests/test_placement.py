@@ -66,6 +66,21 @@ def test_a_population_too_large_for_the_memory_is_split(monkeypatch: pytest.Monk
     assert said[-1] == "too large for the memory: 6 members split into [2, 2, 2]"
 
 
+def test_on_several_devices_the_largest_part_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[list[int]] = []
+
+    def attempt(config: Any, placed: Placement) -> list[Population]:
+        sizes.append([len(part) for part, _ in placed.parts(len(config.members))])
+        if max(sizes[-1]) > 1:
+            raise torch.OutOfMemoryError
+        return []
+
+    monkeypatch.setattr(placement, "_prepared", attempt)
+    config = tiny_run("sraven", members=tiny_run("sraven").members * 4)
+    make_populations(config, Placement(GPUS, True, 12), lambda text: None)
+    assert sizes == [[4, 4, 4], [2] * 6, [1] * 12]
+
+
 def test_a_member_too_large_for_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Never(Population):
         def rehearse(self, splits: Any = ()) -> None:
@@ -83,6 +98,9 @@ def test_what_the_folder_recorded_is_kept(tmp_path: Path) -> None:
     assert (placed.compiled, placed.members_at_once) == (True, 2)
     placed = choose_placement(config, "cpu", False, 1, recorded)
     assert (placed.compiled, placed.members_at_once) == (False, 1)
+    for odd in ({}, {"compiled": "yes"}, {"members_at_once": 0}, {"members_at_once": "3"}):
+        placed = choose_placement(config, "cpu", None, None, {"devices": ["cpu"]} | odd)
+        assert (placed.compiled, placed.members_at_once) == (False, 3)
     with pytest.raises(ValueError, match="members_at_once: expected a whole number of at least 1"):
         train(config, tmp_path / "run", members_at_once=0)
     assert not (tmp_path / "run").exists()

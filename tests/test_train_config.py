@@ -76,6 +76,12 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     values = tiny_run("sraven").to_dict()
     for change, message in [
         ({"step": 3}, "RunConfig: unknown name 'step'. Did you mean 'steps'"),
+        ({"task": 5}, "task: expected the configuration of fuzzy_logic or sraven, got 5"),
+        ({"task": {"name": []}}, "task.name: unknown name"),
+        ({"model": None}, "model: expected a ModelConfig, got None"),
+        ({"members": 5}, "members: expected a tuple of Member, got 5"),
+        ({"members": [1]}, "members: expected a tuple of Member"),
+        ({"splits": [1]}, "splits: expected a tuple of str"),
         ({"task": {"name": "sravn"}}, "task.name: unknown name 'sravn'. Did you mean 'sraven'"),
         ({"members": [{"sed": 3}]}, "Member: unknown name 'sed'. Did you mean 'seed'"),
         ({"model": {"layer": 3}}, "ModelConfig: unknown name 'layer'. Did you mean 'layers'"),

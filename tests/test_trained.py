@@ -33,7 +33,21 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     train(tiny_run("sraven"), tmp_path, device="cpu", compiled=False, stop_at=1)
     for path in (tmp_path / "checkpoints").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match="expected a run with a whole checkpoint, got none"):
+    with pytest.raises(ValueError, match=r"expected a run with a checkpoint, got .* steps: none"):
         load_run(tmp_path)
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises(ValueError, match="nowhere: expected the folder of a run"):
         load_run(tmp_path / "nowhere")
+
+
+def test_an_older_checkpoint_is_loaded_on_request_only(tmp_path: Path) -> None:
+    for stop in (3, 7):
+        train(tiny_run("sraven"), tmp_path, device="cpu", compiled=False, stop_at=stop)
+    older, newer = (load_run(tmp_path, step)[1] for step in (3, 7))
+    assert load_run(tmp_path)[1].norm.weight.equal(newer.norm.weight)
+    assert not older.norm.weight.equal(newer.norm.weight)
+    with pytest.raises(ValueError, match=r"expected one with that of step 5, got .* steps: 7, 3"):
+        load_run(tmp_path, 5)
+    newest = tmp_path / "checkpoints" / "step-000000007.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="step-000000007"):
+        load_run(tmp_path)

@@ -33,6 +33,8 @@ def _ended_like_interrupted() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    # What the process was started to ignore, as by nohup, stays ignored.
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = [signal.signal(number, end) for number in numbers]
     try:
         yield

@@ -81,7 +81,7 @@ def speed(progress: Progress) -> list[str]:
     """Instances a second and the time left, as far as they are known."""
     rate = progress.instances_per_second
     parts = [f"{rate:,.0f} instances/s"] if rate else []
-    if progress.seconds_left is not None:
+    if progress.seconds_left is not None and progress.doing == "training":
         parts.append(f"{duration(progress.seconds_left)} left")
     return parts
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hyla.cli.display import duration, number
 from hyla.cli.shared import output
-from hyla.train.config import MAIN_MEASURES
+from hyla.train.config import MAIN_MEASURES, RunConfig
 
 
 def measure(evaluation: dict[str, Any] | None, split: str) -> tuple[str, float] | None:
@@ -50,14 +50,18 @@ def best_first(members: list[dict[str, Any]]) -> list[int]:
     return sorted(range(len(members)), key=key)
 
 
-def print_summary(folder: Path, summary: dict[str, Any]) -> None:
+def print_summary(folder: Path, config: RunConfig, summary: dict[str, Any]) -> None:
     """The members of a run that has ended, where it is and what to do next."""
     console = output()
     console.print(_table(summary["members"]))
     step, steps, seconds = summary["step"], summary["steps"], summary["seconds"]
     rate = f"{summary['instances_per_second']:,.0f} instances/s"
-    lines = [f"{step} of {steps} steps in {duration(seconds)}, {rate}", f"Folder: {folder}"]
-    if all(member["diverged_at"] is not None for member in summary["members"]):
+    lines = [
+        f"Loss: of training, the mean of the last {(step - 1) % config.log_every + 1} steps",
+        f"{step} of {steps} steps in {duration(seconds)} of training, {rate}",
+        f"Folder: {folder}",
+    ]
+    if summary["state"] == "diverged":
         lines.append("All members have diverged: try a lower --lr, or a longer --warmup")
     elif summary["state"] == "stopped":
         next_ = f"stopped at step {step} of {steps} as asked; "

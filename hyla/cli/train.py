@@ -11,7 +11,7 @@ from tyro.extras import SubcommandApp
 from hyla.cli.display import display_for, tell
 from hyla.cli.fuzzy import FuzzySettings
 from hyla.cli.report import print_summary
-from hyla.cli.shared import checked_device, command, write_json
+from hyla.cli.shared import command, write_json
 from hyla.cli.sraven import SravenSettings
 from hyla.cli.train_options import (
     FuzzyModelOptions,
@@ -24,9 +24,10 @@ from hyla.cli.train_options import (
     fuzzy_config,
     sraven_config,
 )
-from hyla.train import loop
+from hyla.train import checkpoint, loop
 from hyla.train.config import RunConfig
 from hyla.train.mirrors import TensorBoardMirror, WandbMirror
+from hyla.train.runs import CHECKPOINTS
 from hyla.train.watch import Watcher
 
 app = SubcommandApp()
@@ -70,13 +71,13 @@ def _run(config: RunConfig, run: RunOptions) -> None:
         thing = {"folder": str(folder), "config": config.to_dict()}
         sys.stdout.write(json.dumps(thing, indent=None if run.json else 2) + "\n")
         return
-    if run.device != "auto":
-        checked_device(run.device)
     summary = _train(config, folder, run)
     if run.json:
         write_json({"folder": str(folder)} | summary)
     else:
-        print_summary(folder, summary)
+        print_summary(folder, config, summary)
+    if summary["state"] == "diverged":
+        raise SystemExit(1)
 
 
 def _train(config: RunConfig, folder: Path, run: RunOptions) -> dict[str, Any]:
@@ -88,8 +89,9 @@ def _train(config: RunConfig, folder: Path, run: RunOptions) -> dict[str, Any]:
             watchers=watchers,
         )  # fmt: skip
     except KeyboardInterrupt:
-        text = f"interrupted: the same command goes on from the last checkpoint in {folder}"
-        raise KeyboardInterrupt(text) from None
+        saved = max(map(checkpoint.step_of, checkpoint.paths(folder / CHECKPOINTS)), default=None)
+        then = "starts from the beginning" if saved is None else f"goes on from step {saved}"
+        raise KeyboardInterrupt(f"interrupted: the same command {then} (in {folder})") from None
     finally:
         for watcher in reversed(watchers):
             watcher.close()

@@ -148,7 +148,7 @@ class TrainingOptions:
     evaluation_instances: Whole = None
     """Instances of each split in the evaluation at the end."""
     splits: Annotated[tuple[str, ...] | None, arg(metavar="SPLIT [SPLIT ...]")] = None
-    """Splits to evaluate on."""
+    """Splits to evaluate on: train, held-out, and all (sraven) or unknown (fuzzy)."""
 
     def length(self, *, batch: int, steps: int | None = None, instances: int = 0) -> int:
         """Steps of the schedule, with these values for what is not given."""
@@ -224,6 +224,8 @@ class RunOptions:
         if not 0 <= self.checkpoint_seconds < float("inf"):
             expected = "a finite number of at least 0"
             raise bad_value("checkpoint_seconds", self.checkpoint_seconds, expected)
+        if self.folder is not None and not self.folder.name:
+            raise bad_value("folder", repr(str(self.folder)), "the name of a folder for this run")
         if self.wandb is not None and not self.wandb.strip():
             raise bad_value("wandb", repr(self.wandb), "the name of a project")
 
@@ -288,6 +290,10 @@ def sraven_config(
     """The run that these options describe."""
     if model.width_factor < 1:
         raise bad_value("width_factor", model.width_factor, "a whole number of at least 1")
+    sizes = ["width", "hidden_size", "head_size" if model.head_size_by_width else "heads"]
+    if model.width_factor > 1 and set(sizes) <= set(given(model)):
+        expected = f"1 where {', '.join(sizes)} are given: nothing is left to multiply"
+        raise bad_value("width_factor", model.width_factor, expected)
     steps = training.length(batch=BATCH, instances=SRAVEN_INSTANCES)
     warmup = min(SRAVEN_WARMUP, steps // 10)
     batch = BATCH if training.batch is None else training.batch

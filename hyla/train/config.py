@@ -91,12 +91,11 @@ class RunConfig(Config):
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_parts()
         self._check_at_least(1, "steps", "batch", "log_every", "interim_instances")
         self._check_at_least(1, "evaluation_instances")
         self._check_at_least(0, "evaluate_every")
         self._check_choice("precision", PRECISIONS)
-        if not self.members:
-            raise bad_value("members", "none", "at least one member")
         for member in self.members:
             if member.warmup >= self.steps:
                 raise bad_value("warmup", member.warmup, f"less than the {self.steps} steps")
@@ -111,6 +110,18 @@ class RunConfig(Config):
             if split not in allowed:
                 raise unknown_name("splits", split, allowed)
         self._check_model()
+
+    def _check_parts(self) -> None:
+        if not isinstance(self.task, tuple(TASKS.values())):
+            raise bad_value("task", repr(self.task), f"the configuration of {' or '.join(TASKS)}")
+        if not isinstance(self.model, ModelConfig):
+            raise bad_value("model", repr(self.model), "a ModelConfig")
+        for name, kind in (("members", Member), ("splits", str)):
+            parts = getattr(self, name)
+            if not isinstance(parts, tuple) or not all(isinstance(part, kind) for part in parts):
+                raise bad_value(name, repr(parts), f"a tuple of {kind.__name__}")
+        if not self.members:
+            raise bad_value("members", "none", "at least one member")
 
     def _check_model(self) -> None:
         if isinstance(self.task, SravenConfig):
@@ -150,13 +161,16 @@ class RunConfig(Config):
         if isinstance(values.get("task"), dict):
             task = dict(values["task"])
             name = task.pop("name", None)
-            if name not in TASKS:
+            if not isinstance(name, str) or name not in TASKS:
                 raise unknown_name("task.name", name, TASKS)
             values["task"] = TASKS[name].from_dict(task)
         if isinstance(values.get("model"), dict):
             values["model"] = ModelConfig.from_dict(values["model"])
         if isinstance(values.get("members"), list):
-            values["members"] = tuple(Member.from_dict(member) for member in values["members"])
+            values["members"] = tuple(
+                Member.from_dict(member) if isinstance(member, dict) else member
+                for member in values["members"]
+            )
         if isinstance(values.get("splits"), list):
             values["splits"] = tuple(values["splits"])
         return super().from_dict(values)

@@ -1,7 +1,7 @@
 """The run folder: all that a run leaves behind, and what it goes on from after an interruption.
 
 config.json    the configuration, and the environment in which the folder was created
-metrics.jsonl  a function of the configuration: an interrupted run leaves the same bytes
+metrics.jsonl  records; on the same machine an interrupted run leaves the same bytes as a whole one
 log.jsonl      events with their times; lines are only ever added
 checkpoints/   the newest few; each says how long metrics.jsonl was
 summary.json   written when training ends
@@ -60,6 +60,7 @@ class RunFolder:
     ...         written = folder.save_checkpoint(1, {})
     ...         folder.append_metrics([{"step": 2, "loss": 0.4}])
     ...     with RunFolder.open(path, {"steps": 3}, {}) as folder:
+    ...         folder.append_metrics([])  # the first write goes back to the checkpoint
     ...         folder.resumed.step, (path / METRICS).read_text(), folder.messages
     (1, '{"step": 1, "loss": 0.5}\\n', ['going on from step 1'])
     """
@@ -151,9 +152,14 @@ class RunFolder:
         return path
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes summary.json; its field "state" is "finished" or "stopped"."""
+        """Writes summary.json; its field "state" is "finished", "stopped" or "diverged"."""
+        self._rewind()
         self._sync_metrics()
         self._write(SUMMARY, summary)
+
+    def set_environment(self, environment: dict[str, Any]) -> None:
+        """Records another environment in config.json, for those who go on with the run."""
+        self._write(CONFIG, {"config": read_config(self.path)[0], "environment": environment})
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         text = to_json(values, indent=2) + "\n"
@@ -195,8 +201,6 @@ class RunFolder:
         if not is_new:
             self._resume()
             self._read_summary()
-        if not (self.summary and self.summary.get("state") == "finished"):
-            self._rewind()
         step = self.resumed.step if self.resumed else 0
         event = {"event": "created" if is_new else "resumed", "step": step}
         self.log(event | {"environment": environment, "messages": self.messages})
@@ -239,9 +243,9 @@ class RunFolder:
             self.messages.append(str(error))
 
     def _rewind(self) -> None:
-        """Takes metrics and summary back to the checkpoint, once.
+        """Takes metrics and summary back to the checkpoint, once: before the first write.
 
-        When the folder is opened; but a finished run is left alone until something is written.
+        Until then a folder that was opened is as it was, whatever refuses to go on with it.
         """
         if self._rewound:
             return

@@ -1,6 +1,6 @@
 """Training from end to end: one call makes a run folder, or goes on with one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,25 @@ def train(
     # What is wrong with the splits under a seed is told before there is a folder.
     make_objective(config.task, [member.seed for member in config.members], torch.device("cpu"))
     recorded = read_config(path)[1] if (path / CONFIG).exists() else {}
-    placement = choose_placement(config, device, compiled, members_at_once, recorded)
-    with RunFolder.open(path, config.to_dict(), environment(placement)) as folder:
-        everyone = _Everyone(watchers)
-        if folder.summary is not None and folder.summary.get("state") == "finished":
-            everyone.say("this run is finished: nothing is left to do")
-            return folder.summary
-        for message in folder.messages:
-            everyone.say(message)
+    placed = choose_placement(config, device, compiled, members_at_once, recorded)
+    with RunFolder.open(path, config.to_dict(), environment(placed)) as folder:
+        everyone = _Everyone(watchers, folder)
         run = Run(config, folder, everyone, stop_at or config.steps)
         run.step = done = folder.resumed.step if folder.resumed else 0
+        summary = folder.summary or {}
+        # The models of a finished run may be damaged: then it is trained again from `done`.
+        ended = summary.get("state") in ("finished", "diverged") or run.stop_at == done
+        if ended and summary.get("step") == done:
+            everyone.say(f"this run is {summary['state']} at step {done}: nothing is left to do")
+            return summary
         if run.stop_at < done:
             raise bad_value("stop_at", stop_at, f"at least {done}, which the run has reached")
+        for message in folder.messages:
+            everyone.say(message)
         run.report("preparing")
-        placement, run.populations = make_populations(config, placement, everyone.say)
+        placement, run.populations = make_populations(config, placed, everyone.say)
+        if environment(placement) != environment(placed):
+            folder.set_environment(environment(placement))
         parts = [len(part) for part, _ in placement.parts(len(config.members))]
         folder.log({"event": "training", "step": done, "populations": parts})
         if folder.resumed is not None:
@@ -64,19 +69,24 @@ def train(
 
 
 class _Everyone(Watcher):
-    """Passes everything on to all watchers."""
+    """Passes everything on to all watchers; one that fails is left out from then on."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self.watchers = watchers
+    def __init__(self, watchers: Sequence[Watcher], folder: RunFolder) -> None:
+        self.watchers, self.folder = list(watchers), folder
 
     def say(self, text: str) -> None:
-        for watcher in self.watchers:
-            watcher.say(text)
+        self._tell(lambda watcher: watcher.say(text))
 
     def metrics(self, records: Sequence[dict[str, Any]]) -> None:
-        for watcher in self.watchers:
-            watcher.metrics(records)
+        self._tell(lambda watcher: watcher.metrics(records))
 
     def progress(self, progress: Progress) -> None:
-        for watcher in self.watchers:
-            watcher.progress(progress)
+        self._tell(lambda watcher: watcher.progress(progress))
+
+    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        for watcher in list(self.watchers):
+            try:
+                tell(watcher)
+            except Exception as error:  # a closed terminal is no reason to end a training
+                self.watchers.remove(watcher)
+                self.folder.log({"event": "a watcher failed", "error": repr(error)})

@@ -56,12 +56,14 @@ class SravenObjective:
         accuracy_by_rule: of the instances that have the rule; feature_accuracy_by_rule: of the
         features that the rule governs.
         """
-        whole, by_rule = sums[:3], torch.tensor(sums[3:]).view(2, 2, len(RULES)).tolist()
-        loss, accuracy, by_feature = (number / instances for number in whole)
+        loss, accuracy, by_feature = (number / instances for number in sums[:3])
         measures: Measures = {"loss": loss, "accuracy": accuracy, "feature_accuracy": by_feature}
-        for name, (right, all_) in zip(("accuracy", "feature_accuracy"), by_rule, strict=True):
-            pairs = zip(RULES, right, all_, strict=True)
-            measures[f"{name}_by_rule"] = {rule: r / a if a else None for rule, r, a in pairs}
+        start = 3
+        for name in ("accuracy_by_rule", "feature_accuracy_by_rule"):
+            middle, end = start + len(RULES), start + 2 * len(RULES)
+            pairs = zip(RULES, sums[start:middle], sums[middle:end], strict=True)
+            measures[name] = {rule: right / all_ if all_ else None for rule, right, all_ in pairs}
+            start = end
         return measures
 
     @staticmethod

@@ -101,7 +101,7 @@ class Population:
     def take_log(self) -> Tensor:
         """Loss summed since the last call, last gradient norm, norm of the parameters, and the
         step of divergence or -1: `[M, 4]`, on the device."""
-        norm = self.parameters.double().square().sum(dim=1).sqrt()
+        norm = torch.linalg.vector_norm(self.parameters, dim=1, dtype=torch.float64)
         log = torch.stack((self.loss_sum, self.gradient_norm, norm, self.diverged_at.double()), 1)
         self.loss_sum.zero_()
         return log
@@ -213,7 +213,8 @@ class Replayed:
             return None
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # By default all captures of a process are on a stream of the first one's device.
+            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
                 self.function()
             self.graph = graph
             return graph.pool()

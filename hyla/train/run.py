@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyla.files import without_nan
 from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
 from hyla.train.config import MAIN_MEASURES, RunConfig
@@ -18,6 +19,7 @@ from hyla.train.signals import deferred_signals
 from hyla.train.watch import Progress, Watcher
 
 PLACE = ("step", "member", "split")  # of a record, that its measures follow
+SECONDS_BETWEEN_REPORTS = 0.5
 MOST_PENDING = 8  # records on their way from the device: the host runs no further ahead of it
 
 
@@ -55,6 +57,7 @@ class Run:
         self.losses: list[float | None] = [None] * members
         self.measures: list[float | None] = [None] * members
         self.diverged_at: list[int | None] = [None] * members
+        self.told: set[int] = set()  # the members whose divergence is in the records
         self.shown_split = "held_out" if "held_out" in config.splits else config.splits[0]
 
     def train(self, checkpoint_seconds: float) -> dict[str, Any]:
@@ -62,13 +65,14 @@ class Run:
         every, saved = self.config.evaluate_every, time.monotonic()
         with deferred_signals() as signals:
             self.go_on()
-            while self.step < self.stop_at and None in self.diverged_at:
+            while self.step < self.stop_at and len(self.told) < len(self.losses):
                 for population in self.populations:
                     population.advance()
                 self.step += 1
                 if self.step % self.config.log_every == 0 or self.step == self.config.steps:
                     self.request_log()
                 self.collect_logs()
+                self.show_step()
                 if every and self.step % every == 0 and self.step < self.config.steps:
                     self.pause("evaluating")
                     self.evaluate(self.config.interim_instances)
@@ -80,6 +84,8 @@ class Run:
                 if signals:
                     self.end(signals[0])
             self.save()
+            if signals:
+                self.end(signals[0])
         return self.finish()
 
     def request_log(self) -> None:
@@ -106,6 +112,13 @@ class Run:
             self.clock.now_at(log.step)
             self.report("training")
 
+    def show_step(self) -> None:
+        """Reports a step between two records, where that does not mean to wait for a device."""
+        on_cpu = all(population.device.type == "cpu" for population in self.populations)
+        if on_cpu and time.perf_counter() - self.clock.latest > SECONDS_BETWEEN_REPORTS:
+            self.clock.now_at(self.step)
+            self.report("training")
+
     def record(self, step: int, rows: list[list[float]]) -> None:
         """Writes loss and norms of each member, or once that it has diverged."""
         steps = (step - 1) % self.config.log_every + 1  # that the sum of the losses is over
@@ -114,13 +127,19 @@ class Run:
             if diverged_at < 0:
                 self.losses[member] = loss_sum / steps
                 norms = {"gradient_norm": gradient_norm, "parameter_norm": parameter_norm}
-                records.append({"step": step, "member": member, "loss": loss_sum / steps} | norms)
-            elif self.diverged_at[member] is None:
-                self.diverged_at[member] = int(diverged_at)
-                self.losses[member] = self.measures[member] = None
+                loss = {"step": step, "member": member, "loss": loss_sum / steps}
+                records.append(without_nan(loss | norms))
+            elif member not in self.told:
+                self.told.add(member)
+                self.mark(member, int(diverged_at))
                 records.append({"step": int(diverged_at), "member": member, "diverged": True})
                 self.watcher.say(f"member {member} diverged at step {int(diverged_at)}: frozen")
         self.write(records)
+
+    def mark(self, member: int, step: int) -> None:
+        """Notes that a member has diverged."""
+        self.diverged_at[member] = step
+        self.losses[member] = self.measures[member] = None
 
     def evaluate(self, instances: int) -> list[dict[str, Any]]:
         """Writes and returns the measures of every split and member that has not diverged."""
@@ -132,7 +151,7 @@ class Run:
             for member, sums in enumerate(row for part in found for row in part.tolist()):
                 if self.diverged_at[member] is not None:
                     continue
-                measures = objective.measures(sums, instances)
+                measures = without_nan(objective.measures(sums, instances))
                 where = {"step": self.step, "member": member, "split": split}
                 records.append(where | {"instances": instances} | measures)
                 if split == self.shown_split:
@@ -152,6 +171,11 @@ class Run:
             if population.device.type == "cuda":
                 torch.cuda.synchronize(population.device)
         self.clock.stop(self.step)
+        # The records tell of it at their next step; an evaluation must know it now.
+        steps = [step for p in self.populations for step in p.diverged_at.tolist()]
+        for member, step in enumerate(steps):
+            if step >= 0:
+                self.mark(member, step)
         self.report(doing)
 
     def go_on(self) -> None:
@@ -169,7 +193,7 @@ class Run:
             name: first if first.ndim == 0 else torch.cat([state[name].cpu() for state in states])
             for name, first in states[0].items()
         }
-        shown = {"losses": self.losses, "measures": self.measures}
+        shown = {"losses": self.losses, "measures": self.measures, "told": sorted(self.told)}
         metadata = shown | {"seconds": self.clock.seconds, "steps_timed": self.clock.steps}
         self.folder.save_checkpoint(self.step, tensors, metadata)
         self.saved_step = self.step
@@ -189,10 +213,7 @@ class Run:
         self.losses, self.measures = checkpoint.metadata["losses"], checkpoint.metadata["measures"]
         self.clock.seconds = checkpoint.metadata["seconds"]
         self.clock.steps = checkpoint.metadata["steps_timed"]
-        recorded = self.step - self.step % self.config.log_every
-        for member, step in enumerate(checkpoint.tensors["diverged_at"].tolist()):
-            if 0 <= step < recorded:
-                self.diverged_at[member] = step
+        self.told = set(checkpoint.metadata["told"])
 
     def end(self, number: int) -> None:
         """Ends on a signal, as the process would have without `deferred_signals`."""
@@ -208,8 +229,14 @@ class Run:
         The measures come after the checkpoint, so that going on from it takes them back.
         """
         self.report("evaluating")
+        self.complete_losses()
         records = self.evaluate(self.config.evaluation_instances)
-        finished = self.step == self.config.steps or None not in self.diverged_at
+        for record in records:
+            if record["loss"] is None:  # the last update has ruined the member
+                self.mark(record["member"], self.step)
+        state = "finished" if self.step == self.config.steps else "stopped"
+        if None not in self.diverged_at:
+            state = "diverged"
         members = []
         for number, member in enumerate(self.config.members):
             evaluation = {
@@ -217,10 +244,11 @@ class Run:
                 for record in records
                 if record["member"] == number
             }
-            state = {"diverged_at": self.diverged_at[number], "loss": self.losses[number]}
-            members.append(member.to_dict() | state | {"evaluation": evaluation or None})
-        summary = {
-            "state": "finished" if finished else "stopped",
+            end = {"diverged_at": self.diverged_at[number], "loss": self.losses[number]}
+            measured = {"evaluation": evaluation if end["diverged_at"] is None else None}
+            members.append({"member": number} | member.to_dict() | end | measured)
+        summary: dict[str, Any] = {
+            "state": state,
             "step": self.step,
             "steps": self.config.steps,
             "seconds": self.clock.seconds,
@@ -230,6 +258,15 @@ class Run:
         self.folder.write_summary(summary)
         self.folder.log({"event": summary["state"], "step": self.step})
         return summary
+
+    def complete_losses(self) -> None:
+        """Takes the mean loss since the last record, where a run stops between two of them."""
+        steps = self.step % self.config.log_every
+        if steps and self.step < self.config.steps:
+            sums = [loss_sum for p in self.populations for loss_sum in p.loss_sum.tolist()]
+            for member, loss_sum in enumerate(sums):
+                if self.diverged_at[member] is None:
+                    self.losses[member] = loss_sum / steps
 
     @property
     def instances_per_second(self) -> float:

@@ -1,5 +1,6 @@
 """Run folders as found: what is in them, and how far they have come."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,18 @@ from hyla.files import is_locked, read_object
 from hyla.train import checkpoint
 
 CONFIG, METRICS, LOG, SUMMARY = "config.json", "metrics.jsonl", "log.jsonl", "summary.json"
+LONGEST_RECORD = 1 << 16
 CHECKPOINTS, LOCK = "checkpoints", "lock"
-ENDED = ("finished", "stopped")  # what a summary may say
+ENDED = ("finished", "stopped", "diverged")  # what a summary may say
 
 
 @dataclass(frozen=True)
 class RunState:
     """A run folder at a glance.
 
-    state: "running", "finished", "stopped" (early, with a summary), "interrupted" (without one),
-        "new" (no checkpoint yet) or "damaged".
-    step: of the newest checkpoint, by its name; 0 if there is none.
+    state: "running", "finished", "stopped" (early, with a summary), "diverged" (all members),
+        "interrupted" (without a summary), "new" (no checkpoint yet) or "damaged".
+    step: of the newest checkpoint, by its name, or of the last record while it runs.
     problem: why it is damaged.
     """
 
@@ -68,6 +70,8 @@ def read_state(path: Path) -> RunState:
         config, _ = read_config(path)
         step = max(map(checkpoint.step_of, checkpoint.paths(path / CHECKPOINTS)), default=None)
         state, problem, summary = _progress(path, begun=step is not None)
+        if state == "running":
+            step = max(step or 0, _last_recorded_step(path / METRICS))
     except (OSError, ValueError) as error:
         return RunState(path, "damaged", problem=str(error))
     task, model, members = (config.get(name) for name in ("task", "model", "members"))
@@ -103,6 +107,17 @@ def _progress(path: Path, begun: bool) -> tuple[str, str, dict[str, Any] | None]
     if summary:
         return summary["state"], "", summary
     return "interrupted" if begun else "new", "", None
+
+
+def _last_recorded_step(path: Path) -> int:
+    """The step of the last whole line of metrics; 0 if there is none."""
+    with path.open("rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - LONGEST_RECORD))
+        lines = handle.read().split(b"\n")[:-1]
+    try:
+        return int(json.loads(lines[-1])["step"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

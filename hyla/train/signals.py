@@ -9,11 +9,14 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals() -> Iterator[list[int]]:
-    """Collects requests to end instead of obeying them; a second Ctrl-C is obeyed at once."""
+    """Collects requests to end instead of obeying them; a second Ctrl-C is obeyed at once.
+
+    What the process was started to ignore, as by `nohup`, stays ignored.
+    """
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if received:
+        if number == signal.SIGINT and number in received:
             raise KeyboardInterrupt
         received.append(number)
 
@@ -22,6 +25,7 @@ def deferred_signals() -> Iterator[list[int]]:
         return
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = [signal.signal(number, remember) for number in numbers]
     try:
         yield received
