@@ -78,7 +78,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ({"step": 3}, "RunConfig: unknown name 'step'. Did you mean 'steps'"),
         ({"task": 5}, "task: expected the configuration of fuzzy_logic or sraven, got 5"),
         ({"task": {"name": []}}, "task.name: unknown name"),
-        ({"model": None}, "model: expected a ModelConfig, got None"),
+        ({"model": None}, "model: expected a value of type ModelConfig, got None"),
         ({"members": 5}, "members: expected a tuple of Member, got 5"),
         ({"members": [1]}, "members: expected a tuple of Member"),
         ({"splits": [1]}, "splits: expected a tuple of str"),

@@ -114,8 +114,6 @@ class RunConfig(Config):
     def _check_parts(self) -> None:
         if not isinstance(self.task, tuple(TASKS.values())):
             raise bad_value("task", repr(self.task), f"the configuration of {' or '.join(TASKS)}")
-        if not isinstance(self.model, ModelConfig):
-            raise bad_value("model", repr(self.model), "a ModelConfig")
         for name, kind in (("members", Member), ("splits", str)):
             parts = getattr(self, name)
             if not isinstance(parts, tuple) or not all(isinstance(part, kind) for part in parts):
