@@ -272,7 +272,11 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         who = rf"another process \(process {process.pid} on .*\) is training here"
         with pytest.raises(ValueError, match=who):
             RunFolder.open(tmp_path, {}, {})
-        assert [run.state for run in list_runs(tmp_path)] == ["running"]
+        [running] = list_runs(tmp_path)
+        assert (running.state, running.step) == (
+            "running",
+            2,
+        )  # the last record, not the checkpoint
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     assert [run.state for run in list_runs(tmp_path)] == ["interrupted"]
