@@ -307,7 +307,10 @@ def test_a_run_that_stopped_early_says_how_to_go_on(
     assert "diverged" not in text
 
 
-def test_interrupting_says_how_to_go_on(hyla: Hyla, trainer: Trainer) -> None:
+def test_interrupting_says_how_to_go_on(
+    hyla: Hyla, trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     trainer.error = KeyboardInterrupt()
     text = hyla.refused("train sraven --folder here", code=130)
     last = text.splitlines()[-1]
