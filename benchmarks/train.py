@@ -116,7 +116,8 @@ def main() -> None:
         options.attention, options.precision, options.members, options.mode
     ):
         torch.compiler.reset()
-        torch.cuda.reset_peak_memory_stats()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention)
         config = replace(config, precision=precision)
         everyone = range(members)
@@ -127,10 +128,11 @@ def main() -> None:
             "attention": attention, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),
-            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
             "loss_error": errors[0], "gradient_error": errors[1],
             "device": name, "torch": torch.__version__,
         }  # fmt: skip
+        if device.type == "cuda":
+            result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
         if options.profile:
             result["kernels"] = kernels(population)
         write(result, options.json)
