@@ -1,7 +1,13 @@
 """What the tests share: float64 inputs of prime sizes, and the options for slow and GPU tests."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from commands import Hyla
 
 torch.set_num_threads(1)
 
@@ -21,3 +27,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def hyla(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> "Hyla":
+    """Runs commands in this process."""
+    from commands import Hyla  # not above: the command line needs packages that training does not
+
+    monkeypatch.setenv("COLUMNS", "120")
+    return Hyla(capsys, tmp_path)

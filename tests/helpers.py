@@ -1,5 +1,6 @@
 """Inputs of prime sizes, so that no two axes can be confused."""
 
+import math
 from typing import Any
 
 import torch
@@ -62,3 +63,10 @@ def tiny_run(task: str, attention: str = "hyla", **options: Any) -> RunConfig:
     settings: dict[str, Any] = {"steps": 29, "batch": 13, "log_every": 5, "splits": ("held_out",)}
     settings |= {"evaluation_instances": 23, "interim_instances": 17}
     return RunConfig(config, model, **({"members": TINY_MEMBERS} | settings | options))
+
+
+def assert_uniform(counts: list[int]) -> None:
+    """Pearson's statistic has mean df and variance 2 df: refused beyond five deviations."""
+    expected, df = sum(counts) / len(counts), len(counts) - 1
+    statistic = sum((count - expected) ** 2 / expected for count in counts)
+    assert statistic < df + 5 * math.sqrt(2 * df)

@@ -4,12 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from commands import Hyla
 
 from hyla import cli
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, evaluate
@@ -17,52 +16,6 @@ from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_stats import statistics
 
 COMMANDS = ["sraven show", "sraven solve", "sraven stats", "sraven export", "fuzzy show"]
-
-
-class Hyla:
-    """Runs commands in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        self.capsys, self.folder = capsys, tmp_path
-
-    def __call__(self, command: str, *more: str) -> str:
-        cli.main([*command.split(), *more])
-        output = self.capsys.readouterr()
-        assert not output.err
-        return output.out
-
-    def json(self, command: str, *more: str) -> Any:
-        text = self(command, *more, "--json")
-        assert text.count("\n") == 1
-        return json.loads(text)
-
-    def refused(self, command: str, *more: str, code: int = 2) -> str:
-        with pytest.raises(SystemExit) as stopped:
-            cli.main([*command.split(), *more])
-        output = self.capsys.readouterr()
-        assert stopped.value.code == code
-        assert not output.out
-        return output.err
-
-    def error(self, command: str, *more: str) -> str:
-        """The one line that a command ends with."""
-        message = self.refused(command, *more)
-        assert message.startswith("error: ")
-        assert message.count("\n") == 1
-        return message
-
-    def file(self, content: object) -> str:
-        path = self.folder / "instance.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return str(path)
-
-
-@pytest.fixture
-def hyla(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Hyla:
-    monkeypatch.setenv("COLUMNS", "120")
-    return Hyla(capsys, tmp_path)
 
 
 @pytest.mark.parametrize("command", ["", "sraven", "fuzzy", *COMMANDS])

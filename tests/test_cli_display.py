@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Hyla
 from rich.console import Console
-from test_cli import Hyla
 
 from hyla import cli
 from hyla.cli.display import Lines, LiveDisplay, Standing
@@ -38,14 +38,6 @@ def progress(
         "measure": "held_out accuracy", "doing": "training",
     }  # fmt: skip
     return Progress(step=step, losses=tuple(losses), measures=tuple(measures), **settings | values)
-
-
-@pytest.fixture(name="hyla")
-def _hyla(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Hyla:
-    monkeypatch.setenv("COLUMNS", "120")
-    return Hyla(capsys, tmp_path)
 
 
 def test_ranks() -> None:

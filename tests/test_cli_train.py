@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import Hyla, Missing
+from commands import Hyla
+from test_cli import Missing
 from test_cli_display import evaluation, member, progress
 
 from hyla import cli
@@ -53,14 +54,6 @@ FUZZY = {
 TASKS = {"sraven": (SravenConfig, SRAVEN), "fuzzy": (FuzzyLogicConfig, FUZZY)}
 # Of these the task leaves no choice.
 DECIDED = {ModelConfig: {"input_size", "output_size", "inputs", "tied"}}
-
-
-@pytest.fixture(name="hyla")
-def _hyla(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Hyla:
-    monkeypatch.setenv("COLUMNS", "120")
-    return Hyla(capsys, tmp_path)
 
 
 def config_of(hyla: Hyla, command: str) -> dict[str, Any]:
