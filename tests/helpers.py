@@ -10,6 +10,7 @@ from hyla import KINDS, ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
 from hyla.train import Member, RunConfig
+from hyla.train.watch import Progress, Watcher
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 5, 7, 3, 11, 13
 ALL_KINDS = list(KINDS)
@@ -70,3 +71,21 @@ def assert_uniform(counts: list[int]) -> None:
     expected, df = sum(counts) / len(counts), len(counts) - 1
     statistic = sum((count - expected) ** 2 / expected for count in counts)
     assert statistic < df + 5 * math.sqrt(2 * df)
+
+
+class Recorder(Watcher):
+    """Keeps all that a run tells."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.seen: list[Progress] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def metrics(self, records: Any) -> None:
+        self.records += records
+
+    def progress(self, progress: Progress) -> None:
+        self.seen.append(progress)

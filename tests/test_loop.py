@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_run
+from helpers import Recorder, tiny_run
 
 from hyla.train import RunConfig, train
 from hyla.train.checkpoint import load, paths
 from hyla.train.folder import RunFolderError
-from hyla.train.watch import Progress, Watcher
+from hyla.train.watch import Progress
 
 # What a real process runs: the run of a JSON file, with a checkpoint after every step.
 PROGRAM = """
@@ -31,22 +31,6 @@ torch.set_num_threads(1)
 config = RunConfig.from_json(Path(sys.argv[1]).read_text())
 train(config, sys.argv[2], device="cpu", compiled=False, checkpoint_seconds=0)
 """
-
-
-class Recorder(Watcher):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.records: list[dict[str, Any]] = []
-        self.seen: list[Progress] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def metrics(self, records: Any) -> None:
-        self.records += records
-
-    def progress(self, progress: Progress) -> None:
-        self.seen.append(progress)
 
 
 def evaluated_run(**options: Any) -> RunConfig:

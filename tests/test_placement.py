@@ -1,13 +1,14 @@
 """Where a run is computed: devices, splits, compiled or not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_run
+from helpers import Recorder, tiny_run
 
-from hyla.train import placement, train
+from hyla.train import RunConfig, placement, train
 from hyla.train.placement import Placement, choose_placement, find_devices, make_populations
 from hyla.train.population import Population
 
@@ -49,13 +50,30 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         find_devices("auto", "tf32")
 
 
-def test_a_population_too_large_for_the_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Small(Population):
-        def rehearse(self, splits: Any = ()) -> None:
-            if len(self.active) > 2:
-                raise torch.OutOfMemoryError
-            super().rehearse(splits)
+class Small(Population):
+    """Of which no more than two members fit the memory."""
 
+    def rehearse(self, splits: Any = ()) -> None:
+        if len(self.active) > 2:
+            raise torch.OutOfMemoryError
+        super().rehearse(splits)
+
+
+def test_the_folder_records_how_a_population_was_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "Population", Small)
+    config = tiny_run("sraven")
+    for stop, attempts in ((3, 1), (None, 0)):  # who goes on does not try in vain again
+        watcher = Recorder()
+        train(config, tmp_path, device="cpu", compiled=False, stop_at=stop, watchers=[watcher])
+        assert sum("split into [2, 1]" in text for text in watcher.said) == attempts
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["environment"]["members_at_once"] == 2
+    assert RunConfig.from_dict(saved["config"]) == config
+
+
+def test_a_population_too_large_for_the_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "Population", Small)
     config = tiny_run("sraven")
     config = tiny_run("sraven", members=config.members * 2)

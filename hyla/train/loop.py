@@ -59,7 +59,7 @@ def train(
             everyone.say(message)
         run.report("preparing")
         placement, run.populations = make_populations(config, placed, everyone.say)
-        if environment(placement) != environment(placed):
+        if placement != placed:
             folder.set_environment(environment(placement))
         parts = [len(part) for part, _ in placement.parts(len(config.members))]
         folder.log({"event": "training", "step": done, "populations": parts})
