@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyla.attention import reference
+from hyla.attention import fused, reference
+from hyla.attention.fused import Form
 from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind, identity
 from hyla.errors import bad_value
 
@@ -30,6 +31,7 @@ def attend(
     deep: Tensor | None = None,
     scale: float | None = None,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Tensor:
     """Multi-head attention of any kind: makes the latent code, applies the value network.
 
@@ -44,6 +46,8 @@ def attend(
     deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
         with a population, `[member, 1, heads, size, size]`.
     scale: of the scores, 1 / sqrt(size) by default. eps: under the root of RMSHead.
+    backend: `reference`, or a fused kernel, whose memory is linear in the tokens: `thin` (many short
+        sequences with thin heads) or `tiles`. By default the fastest that can do the call.
 
     A masked pair contributes nothing, for every kind (its key and value must still be finite); a
     query without any key gets 0.
@@ -56,6 +60,13 @@ def attend(
     phi = find_activation(kind, activation)
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
+    chosen = fused.choose(backend, q, k, v, kind, activation, bias is not None)
+    if chosen != "reference":
+        relu = phi is not identity
+        form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
+        return fused.attend(
+            q, k, v, form, chosen, mask=mask, lengths=lengths, bias=bias, deep=deep
+        )
     if (
         bias is None
         and kind.normaliser == "softmax"

@@ -1,0 +1,597 @@
+// Attention for short sequences with thin heads, thousands of them: 36 tokens, 16 heads of size 4.
+//
+// Tensor cores have nothing to multiply here, so everything stays in the registers of one thread.
+// A warp takes one row (a query; in key_gradient a key) of SEQS sequences; the heads of a row are
+// split over GROUP neighbouring lanes, HL heads each, and what is summed over heads is added over
+// these lanes. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Nothing
+// is padded, no thread waits for another length, and a single query costs what it should.
+//
+// The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, D, V (head sizes),
+// GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor), CHUNK,
+// NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, RELU, CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS,
+// and TYPE (0 float, 1 bfloat16, 2 float16).
+// Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
+
+#define INFINITE __uint_as_float(0x7f800000u)
+
+constexpr int LANES = 32;
+constexpr int HL = (HEADS + GROUP - 1) / GROUP;
+constexpr int SEQS = LANES / GROUP;
+constexpr bool EVEN = HEADS % GROUP == 0;
+
+#if TYPE == 0
+typedef float number;
+__device__ inline float widen(number x) { return x; }
+__device__ inline number narrow(float x) { return x; }
+#elif TYPE == 1
+struct number { unsigned short bits; };
+__device__ inline float widen(number x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ inline number narrow(float x) {
+  unsigned bits = __float_as_uint(x);
+  if (x != x) return {(unsigned short)(bits >> 16 | 64)};
+  return {(unsigned short)(bits + 0x7fff + (bits >> 16 & 1) >> 16)};
+}
+#else
+struct number { unsigned short bits; };
+#ifdef __CUDA_ARCH__
+__device__ inline float widen(number x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+__device__ inline number narrow(float x) {
+  number y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+#else
+__device__ inline float widen(number x) { return __builtin_bit_cast(_Float16, x); }
+__device__ inline number narrow(float x) { return __builtin_bit_cast(number, (_Float16)x); }
+#endif
+#endif
+
+// Shared memory is read 16 bytes at a time. A lane and token take an odd number of these units, so
+// that no two lanes that are served together meet in a bank.
+constexpr int PER_UNIT = 16 / sizeof(number);
+struct alignas(16) Unit { number part[PER_UNIT]; };
+template <int SIZE> constexpr int UNITS = (HL * SIZE + PER_UNIT - 1) / PER_UNIT | 1;
+
+// Number i of a unit. One instruction each: through `part` it would be two.
+__device__ inline float widen_part(const unsigned (&words)[4], int i) {
+#if TYPE == 0
+  return __uint_as_float(words[i]);
+#elif TYPE == 1
+  return __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+#else
+  return widen({(unsigned short)(words[i / 2] >> i % 2 * 16)});
+#endif
+}
+
+// The heads of a lane can be copied 16 or 8 bytes at a time, or one number.
+template <int SIZE> constexpr int COPIED =
+    !EVEN ? 1 : HL * SIZE % PER_UNIT == 0 ? PER_UNIT : HL * SIZE % (PER_UNIT / 2) == 0 ? PER_UNIT / 2 : 1;
+template <int COUNT> struct alignas(COUNT * sizeof(number)) Piece { number part[COUNT]; };
+
+// Copies BYTES from global to shared memory without waiting, or writes zeros.
+template <int BYTES>
+__device__ inline void copy(void* to, const void* from, bool exists) {
+#ifdef __CUDA_ARCH__
+  unsigned shared = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(from), "n"(BYTES),
+               "r"(exists ? BYTES : 0));
+#else
+  memset(to, 0, BYTES);
+  if (exists) memcpy(to, from, BYTES);
+#endif
+}
+
+// Waits for all copies but those of the last group.
+__device__ inline void wait_for_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+  __syncthreads();
+}
+
+__device__ inline void end_group_of_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// The sequences and rows of this block; what a thread needs to know about its own.
+struct Place {
+  int lane, group, row;   // group: which of the GROUP lanes of the row; row: the first of ROWS
+  int member, first, n;   // first: the first sequence of the block; n: that of this thread
+  int valid;              // how many of the SEQS sequences exist
+  bool exists;            // whether that of this thread does
+};
+
+__device__ inline Place find_place(int per_member) {
+  int groups = (per_member + SEQS - 1) / SEQS;
+  Place p;
+  p.lane = threadIdx.x % LANES;
+  p.group = p.lane % GROUP;
+  p.row = (blockIdx.y * WARPS + threadIdx.x / LANES) * ROWS;
+  p.member = blockIdx.x / groups;
+  int within = blockIdx.x % groups * SEQS;
+  p.first = p.member * per_member + within;
+  p.n = p.first + p.lane / GROUP;
+  p.valid = min(SEQS, per_member - within);
+  p.exists = p.lane / GROUP < p.valid;
+  return p;
+}
+
+__device__ inline float sum_over_group(float x) {
+#pragma unroll
+  for (int step = 1; step < GROUP; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+// The heads of this lane of one token, from and to memory. SIZE is D or V.
+template <int SIZE>
+__device__ inline void load_heads(float (&to)[HL * SIZE], const number* token, int group, bool exists,
+                                  float factor = 1.f) {
+  constexpr int COUNT = COPIED<SIZE>;
+#pragma unroll
+  for (int e = 0; e < HL * SIZE; e += COUNT) {
+    int at = group * HL * SIZE + e;
+    Piece<COUNT> piece = {};
+    if (exists && (EVEN || at < HEADS * SIZE)) piece = *(const Piece<COUNT>*)(token + at);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) to[e + i] = widen(piece.part[i]) * factor;
+  }
+}
+
+template <int SIZE>
+__device__ inline void store_heads(number* token, const float (&from)[HL * SIZE], int group,
+                                   float factor = 1.f) {
+  constexpr int COUNT = COPIED<SIZE>;
+#pragma unroll
+  for (int e = 0; e < HL * SIZE; e += COUNT) {
+    int at = group * HL * SIZE + e;
+    Piece<COUNT> piece;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) piece.part[i] = narrow(from[e + i] * factor);
+    if (EVEN || at < HEADS * SIZE) *(Piece<COUNT>*)(token + at) = piece;
+  }
+}
+
+// CHUNK tokens of all sequences of the block to shared memory, zero where there are none.
+template <int SIZE>
+__device__ inline void copy_tokens(Unit* to, const number* x, const Place& p, int tokens, int start) {
+  constexpr int COUNT = COPIED<SIZE>, LANE = HL * SIZE, TOKEN = GROUP * LANE / COUNT;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < SEQS * CHUNK * TOKEN; i += WARPS * LANES) {
+    int e = i % TOKEN * COUNT, column = i / TOKEN % CHUNK, seq = i / TOKEN / CHUNK;
+    bool exists = seq < p.valid && start + column < tokens && (EVEN || e < HEADS * SIZE);
+    size_t token = (size_t)(p.first + seq) * tokens + start + column;
+    const number* from = exists ? x + token * HEADS * SIZE + e : x;
+    number* at = (number*)(to + (column * LANES + seq * GROUP + e / LANE) * UNITS<SIZE>) + e % LANE;
+    if constexpr (COUNT > 1) copy<COUNT * sizeof(number)>(at, from, exists);
+    else *at = exists ? *from : narrow(0.f);
+  }
+}
+
+template <int COUNT>
+__device__ inline void read(float (&to)[COUNT], const Unit* from) {
+#pragma unroll
+  for (int u = 0; u * PER_UNIT < COUNT; u++) {
+    uint4 unit = ((const uint4*)from)[u];
+    unsigned words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+    for (int i = 0; i < PER_UNIT; i++)
+      if (u * PER_UNIT + i < COUNT) to[u * PER_UNIT + i] = widen_part(words, i);
+  }
+}
+
+// The biases of CHUNK columns and the rows of the block, [column][row][head]. Rows are queries or
+// keys, and columns the others: row_step and column_step say how far apart they lie in memory.
+constexpr int BLOCK_ROWS = WARPS * ROWS;
+
+__device__ inline void copy_bias(float* to, const float* bias, size_t row_step, int rows,
+                                 size_t column_step, int columns, int start) {
+  constexpr int COUNT = HEADS % 4 == 0 ? 4 : 1, TOKEN = HEADS / COUNT;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < CHUNK * BLOCK_ROWS * TOKEN; i += WARPS * LANES) {
+    int e = i % TOKEN * COUNT, row = i / TOKEN % BLOCK_ROWS, column = i / TOKEN / BLOCK_ROWS;
+    int from_row = blockIdx.y * BLOCK_ROWS + row;
+    bool exists = from_row < rows && start + column < columns;
+    const float* from = exists ? bias + from_row * row_step + (start + column) * column_step + e : bias;
+    copy<COUNT * sizeof(float)>(to + (column * BLOCK_ROWS + row) * HEADS + e, from, exists);
+  }
+}
+
+// Two sets of columns: one is used while the other is filled.
+struct Columns {
+  Unit d[CHUNK * LANES * UNITS<D>], v[CHUNK * LANES * UNITS<V>];
+  alignas(16) float bias[BIAS ? CHUNK * BLOCK_ROWS * HEADS : 1];
+};
+
+// HL numbers of this lane out of HEADS.
+__device__ inline void load_per_head(float (&to)[HL], const float* from, int group) {
+  if constexpr (EVEN && HL % 4 == 0) {
+#pragma unroll
+    for (int h = 0; h < HL; h += 4) {
+      float4 part = *(const float4*)(from + group * HL + h);
+      to[h] = part.x, to[h + 1] = part.y, to[h + 2] = part.z, to[h + 3] = part.w;
+    }
+  } else {
+#pragma unroll
+    for (int h = 0; h < HL; h++) to[h] = group * HL + h < HEADS ? from[group * HL + h] : 0.f;
+  }
+}
+
+// What is added to the scores of a pair, for the heads of this lane, and which of them take part.
+struct Pair {
+  float bias[HL];
+  int group;
+  bool seen;
+
+  __device__ Pair(const float* pair_bias, int group, bool seen) : group(group), seen(seen) {
+    if constexpr (BIAS) load_per_head(bias, pair_bias, group);
+  }
+  __device__ bool keeps(int h) const {
+    return seen && (EVEN || group * HL + h < HEADS) && (!BIAS || bias[h] != -INFINITE);
+  }
+};
+
+// Scores s_h of a pair, 0 where masked. q or k comes multiplied by the scale.
+__device__ inline void scores(float (&s)[HL], const float (&q)[HL * D], const float (&k)[HL * D],
+                              const Pair& pair) {
+#pragma unroll
+  for (int h = 0; h < HL; h++) {
+    float sum = BIAS ? pair.bias[h] : 0.f;
+#pragma unroll
+    for (int d = 0; d < D; d++) sum += q[h * D + d] * k[h * D + d];
+    s[h] = pair.keeps(h) ? sum : 0.f;
+  }
+}
+
+// The latent code a_h of these scores, in their place. Returns the factor r of RMSHead.
+__device__ inline float normalise(float (&s)[HL], const Pair& pair, const float (&lse)[HL], float eps) {
+  float r = 1.f;
+  if constexpr (NORMALISER == 1) {
+    float squares = 0.f;
+#pragma unroll
+    for (int h = 0; h < HL; h++) squares += s[h] * s[h];
+    r = rsqrtf(sum_over_group(squares) / HEADS + eps);
+  }
+#pragma unroll
+  for (int h = 0; h < HL; h++) {
+    if constexpr (NORMALISER == 1) s[h] *= r;
+    if constexpr (NORMALISER == 2) s[h] = pair.keeps(h) ? expf(s[h] - lse[h]) : 0.f;
+  }
+  return r;
+}
+
+// sum_h x_h w_h over the heads of a row, for instance z = sum_h a_h v_h.
+__device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)[HL * V]) {
+#pragma unroll
+  for (int c = 0; c < V; c++) {
+    float sum = 0.f;
+#pragma unroll
+    for (int h = 0; h < HL; h++) sum += a[h] * w[h * V + c];
+    z[c] = sum_over_group(sum);
+  }
+}
+
+__device__ inline float phi(float x) { return RELU ? fmaxf(x, 0.f) : x; }
+__device__ inline float slope(float x) { return !RELU || x > 0.f ? 1.f : 0.f; }
+
+// What flows back to the code of a pair, da_h. For the value network of HYLA also dz.
+__device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const float (&a)[HL],
+                                     const float (&v)[HL * V], const float (&grad)[HL * V]) {
+  float z[V];
+  if constexpr (MLP) {
+    mix(z, a, v);
+    mix(dz, a, grad);
+  }
+#pragma unroll
+  for (int h = 0; h < HL; h++) da[h] = 0.f;
+#pragma unroll
+  for (int c = 0; c < V; c++) {
+    if constexpr (MLP) dz[c] *= slope(z[c]);
+#pragma unroll
+    for (int h = 0; h < HL; h++) {
+      float value = MLP ? phi(z[c]) : phi(v[h * V + c]);
+      da[h] += grad[h * V + c] * value;
+      if constexpr (MLP) da[h] += v[h * V + c] * dz[c];
+    }
+  }
+}
+
+// From the gradient of the code to that of the scores, in its place.
+__device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], const Pair& pair,
+                                      float r, const float (&delta)[HL]) {
+  float mean = 0.f;
+  if constexpr (NORMALISER == 1) {
+#pragma unroll
+    for (int h = 0; h < HL; h++) mean += da[h] * a[h];
+    mean = sum_over_group(mean) / HEADS;
+  }
+#pragma unroll
+  for (int h = 0; h < HL; h++) {
+    if constexpr (NORMALISER == 1) da[h] = r * (da[h] - a[h] * mean);
+    if constexpr (NORMALISER == 2) da[h] = a[h] * (da[h] - delta[h]);
+    da[h] = pair.keeps(h) ? da[h] : 0.f;
+  }
+}
+
+// Adds the HL numbers of each lane over the SEQS sequences of the warp and writes the sums to
+// out[head]. Each step halves the numbers a lane is still responsible for.
+__device__ inline void add_over_sequences(float* out, const float (&x)[HL], int lane) {
+  constexpr int COUNT = HL <= 1 ? 1 : HL <= 2 ? 2 : HL <= 4 ? 4 : HL <= 8 ? 8 : HL <= 16 ? 16 : 32;
+  float y[COUNT];
+#pragma unroll
+  for (int h = 0; h < COUNT; h++) y[h] = h < HL ? x[h] : 0.f;
+  int count = COUNT, mine = 0;
+  bool writes = true;
+#pragma unroll
+  for (int step = GROUP; step < LANES; step *= 2) {
+    bool upper = lane & step;
+    if (count > 1) {
+      count /= 2;
+#pragma unroll
+      for (int h = 0; h < COUNT / 2; h++) {
+        if (h < count) {
+          float keep = upper ? y[h + count] : y[h];
+          y[h] = keep + __shfl_xor_sync(0xffffffffu, upper ? y[h] : y[h + count], step);
+        }
+      }
+      mine += upper ? count : 0;
+    } else {
+      y[0] += __shfl_xor_sync(0xffffffffu, y[0], step);
+      writes = writes && !upper;
+    }
+  }
+  if (writes) {
+#pragma unroll
+    for (int h = 0; h < COUNT; h++) {
+      int head = lane % GROUP * HL + mine + h;
+      if (h < count && mine + h < HL && head < HEADS) out[head] = y[h];
+    }
+  }
+}
+
+// Whether a pair takes part, a bias of -inf aside.
+__device__ inline bool sees(int queries, int keys, int query, int key, int length) {
+  return (!CAUSAL || key <= query + keys - queries) && (!LENGTHS || key < length);
+}
+
+#if KERNEL == 0
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
+    forward(const number* q, const number* k, const number* v, const float* bias, const int* lengths,
+            number* out, float* lse, int per_member, int queries, int keys, double scale, double eps) {
+  __shared__ Columns buffers[2];
+  Place p = find_place(per_member);
+  int length = LENGTHS && p.exists ? lengths[p.n] : keys;
+  float q_row[ROWS][HL * D], o[ROWS][HL * V] = {};
+  float top[ROWS][HL], total[ROWS][HL];  // of the softmax; then top holds the log-sum-exp
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    bool exists = p.exists && p.row + r < queries;
+    load_heads<D>(q_row[r], q + ((size_t)p.n * queries + p.row + r) * HEADS * D, p.group, exists, (float)scale);
+#pragma unroll
+    for (int h = 0; h < HL; h++) top[r][h] = -INFINITE, total[r][h] = 0.f;
+  }
+  int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
+  int end = CAUSAL ? last_row + keys - queries + 1 : keys;
+  const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  auto copy_columns = [&](int start, int pass) {
+    if (start < end) {
+      Columns& to = buffers[start / CHUNK % 2];
+      copy_tokens<D>(to.d, k, p, keys, start);
+      if (pass == 1) copy_tokens<V>(to.v, v, p, keys, start);
+      if constexpr (BIAS)
+        copy_bias(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+    }
+    end_group_of_copies();
+  };
+#pragma unroll
+  for (int pass = NORMALISER == 2 ? 0 : 1; pass < 2; pass++) {
+    copy_columns(0, pass);
+    for (int start = 0; start < end; start += CHUNK) {
+      copy_columns(start + CHUNK, pass);
+      wait_for_copies();
+      const Columns& given = buffers[start / CHUNK % 2];
+      int columns = min(CHUNK, end - start);
+      for (int column = 0; column < columns; column++) {
+        int key = start + column;
+        float k_column[HL * D], v_column[HL * V], a[ROWS][HL];
+        read(k_column, given.d + (column * LANES + p.lane) * UNITS<D>);
+        if (pass == 1) read(v_column, given.v + (column * LANES + p.lane) * UNITS<V>);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+          Pair pair(given.bias + (column * BLOCK_ROWS + p.row % BLOCK_ROWS + r) * HEADS, p.group,
+                    sees(queries, keys, p.row + r, key, length));
+          scores(a[r], q_row[r], k_column, pair);
+          if (pass == 1) {
+            normalise(a[r], pair, top[r], (float)eps);
+            continue;
+          }
+#pragma unroll
+          for (int h = 0; h < HL; h++) {
+            if (pair.keeps(h)) {
+              float higher = fmaxf(top[r][h], a[r][h]);
+              total[r][h] = total[r][h] * expf(top[r][h] - higher) + expf(a[r][h] - higher);
+              top[r][h] = higher;
+            }
+          }
+        }
+        if (pass == 0) continue;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+          float z[V];
+          if constexpr (MLP) mix(z, a[r], v_column);
+#pragma unroll
+          for (int c = 0; c < V; c++)
+#pragma unroll
+            for (int h = 0; h < HL; h++)
+              o[r][h * V + c] += a[r][h] * phi(MLP ? z[c] : v_column[h * V + c]);
+        }
+      }
+      __syncthreads();
+    }
+    if (pass == 0) {
+#pragma unroll
+      for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int h = 0; h < HL; h++)
+          top[r][h] = total[r][h] > 0.f ? top[r][h] + logf(total[r][h]) : INFINITE;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    if (!p.exists || p.row + r >= queries) continue;
+    size_t token = (size_t)p.n * queries + p.row + r;
+    store_heads<V>(out + token * HEADS * V, o[r], p.group);
+    if constexpr (NORMALISER == 2) {
+#pragma unroll
+      for (int h = 0; h < HL; h++)
+        if (p.group * HL + h < HEADS) lse[token * HEADS + p.group * HL + h] = top[r][h];
+    }
+  }
+}
+
+#elif KERNEL == 1
+// dq, for the softmax also delta = sum_k a da; with BIAS_GRADIENT, that of the bias summed over
+// the sequences of each warp: [block][query][key][head].
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
+    query_gradient(const number* grad, const number* q, const number* k, const number* v,
+                   const float* bias, const int* lengths, const float* lse, number* dq, float* delta,
+                   float* bias_gradient, int per_member, int queries, int keys, double scale, double eps) {
+  __shared__ Columns buffers[2];
+  Place p = find_place(per_member);
+  int length = LENGTHS && p.exists ? lengths[p.n] : keys;
+  int query = min(p.row, queries - 1);
+  bool exists = p.exists && p.row < queries;
+  size_t token = (size_t)p.n * queries + query;
+  float q_row[HL * D], grad_row[HL * V], dq_row[HL * D] = {}, lse_row[HL] = {}, delta_row[HL] = {};
+  load_heads<D>(q_row, q + token * HEADS * D, p.group, exists, (float)scale);
+  load_heads<V>(grad_row, grad + token * HEADS * V, p.group, exists);
+  if (NORMALISER == 2 && exists) load_per_head(lse_row, lse + token * HEADS, p.group);
+  int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
+  // Causal: the pairs beyond have no gradient, but their place in that of the bias is written.
+  int end = CAUSAL && !BIAS_GRADIENT ? last_row + keys - queries + 1 : keys;
+  const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  auto copy_columns = [&](int start) {
+    if (start < end) {
+      Columns& to = buffers[start / CHUNK % 2];
+      copy_tokens<D>(to.d, k, p, keys, start);
+      copy_tokens<V>(to.v, v, p, keys, start);
+      if constexpr (BIAS)
+        copy_bias(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+    }
+    end_group_of_copies();
+  };
+#pragma unroll
+  for (int pass = NORMALISER == 2 ? 0 : 1; pass < 2; pass++) {
+    copy_columns(0);
+    for (int start = 0; start < end; start += CHUNK) {
+      copy_columns(start + CHUNK);
+      wait_for_copies();
+      const Columns& given = buffers[start / CHUNK % 2];
+      int columns = min(CHUNK, end - start);
+      for (int column = 0; column < columns; column++) {
+        int key = start + column;
+        float k_column[HL * D], v_column[HL * V], a[HL], da[HL], dz[V];
+        read(k_column, given.d + (column * LANES + p.lane) * UNITS<D>);
+        read(v_column, given.v + (column * LANES + p.lane) * UNITS<V>);
+        Pair pair(given.bias + (column * BLOCK_ROWS + p.row % BLOCK_ROWS) * HEADS, p.group,
+                  sees(queries, keys, query, key, length));
+        scores(a, q_row, k_column, pair);
+        float r = normalise(a, pair, lse_row, (float)eps);
+        code_gradient(da, dz, a, v_column, grad_row);
+        if (pass == 0) {
+#pragma unroll
+          for (int h = 0; h < HL; h++) delta_row[h] += a[h] * da[h];
+          continue;
+        }
+        score_gradient(da, a, pair, r, delta_row);
+#pragma unroll
+        for (int h = 0; h < HL; h++)
+#pragma unroll
+          for (int d = 0; d < D; d++) dq_row[h * D + d] += da[h] * k_column[h * D + d];
+        if (BIAS_GRADIENT && p.row < queries)
+          add_over_sequences(bias_gradient + (((size_t)blockIdx.x * queries + query) * keys + key) * HEADS,
+                             da, p.lane);
+      }
+      __syncthreads();
+    }
+  }
+  if (!exists) return;
+  store_heads<D>(dq + token * HEADS * D, dq_row, p.group, (float)scale);
+  if constexpr (NORMALISER == 2) {
+#pragma unroll
+    for (int h = 0; h < HL; h++)
+      if (p.group * HL + h < HEADS) delta[token * HEADS + p.group * HL + h] = delta_row[h];
+  }
+}
+
+#else
+// dk and dv: rows are keys, and the queries pass by.
+extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
+    key_gradient(const number* grad, const number* q, const number* k, const number* v,
+                 const float* bias, const int* lengths, const float* lse, const float* delta, number* dk,
+                 number* dv, int per_member, int queries, int keys, double scale, double eps) {
+  __shared__ Columns buffers[2];
+  Place p = find_place(per_member);
+  int length = LENGTHS && p.exists ? lengths[p.n] : keys;
+  int key = min(p.row, keys - 1);
+  bool exists = p.exists && p.row < keys;
+  size_t token = (size_t)p.n * keys + key;
+  float k_row[HL * D], v_row[HL * V], dk_row[HL * D] = {}, dv_row[HL * V] = {};
+  load_heads<D>(k_row, k + token * HEADS * D, p.group, exists, (float)scale);
+  load_heads<V>(v_row, v + token * HEADS * V, p.group, exists);
+  int first_key = blockIdx.y * BLOCK_ROWS;
+  int begin = CAUSAL ? max(0, first_key - (keys - queries)) / CHUNK * CHUNK : 0;
+  const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  auto copy_columns = [&](int start) {
+    if (start < queries) {
+      Columns& to = buffers[start / CHUNK % 2];
+      copy_tokens<D>(to.d, q, p, queries, start);
+      copy_tokens<V>(to.v, grad, p, queries, start);
+      if constexpr (BIAS)
+        copy_bias(to.bias, member_bias, HEADS, keys, (size_t)keys * HEADS, queries, start);
+    }
+    end_group_of_copies();
+  };
+  copy_columns(begin);
+  for (int start = begin; start < queries; start += CHUNK) {
+    copy_columns(start + CHUNK);
+    wait_for_copies();
+    const Columns& given = buffers[start / CHUNK % 2];
+    int columns = min(CHUNK, queries - start);
+    for (int column = 0; column < columns; column++) {
+      int query = start + column;
+      float q_column[HL * D], grad_column[HL * V], a[HL], da[HL], dz[V], lse_pair[HL], delta_pair[HL];
+      read(q_column, given.d + (column * LANES + p.lane) * UNITS<D>);
+      read(grad_column, given.v + (column * LANES + p.lane) * UNITS<V>);
+      if constexpr (NORMALISER == 2) {
+        size_t at = ((size_t)(p.exists ? p.n : p.first) * queries + query) * HEADS;
+        load_per_head(lse_pair, lse + at, p.group);
+        load_per_head(delta_pair, delta + at, p.group);
+      }
+      Pair pair(given.bias + (column * BLOCK_ROWS + p.row % BLOCK_ROWS) * HEADS, p.group,
+                sees(queries, keys, query, key, length));
+      scores(a, q_column, k_row, pair);
+      float r = normalise(a, pair, lse_pair, (float)eps);
+      code_gradient(da, dz, a, v_row, grad_column);
+      score_gradient(da, a, pair, r, delta_pair);
+#pragma unroll
+      for (int h = 0; h < HL; h++) {
+#pragma unroll
+        for (int d = 0; d < D; d++) dk_row[h * D + d] += da[h] * q_column[h * D + d];
+#pragma unroll
+        for (int c = 0; c < V; c++)
+          dv_row[h * V + c] += a[h] * (MLP ? dz[c] : grad_column[h * V + c] * slope(v_row[h * V + c]));
+      }
+    }
+    __syncthreads();
+  }
+  if (!exists) return;
+  store_heads<D>(dk + token * HEADS * D, dk_row, p.group, (float)scale);
+  store_heads<V>(dv + token * HEADS * V, dv_row, p.group);
+}
+#endif

@@ -1,0 +1,101 @@
+// Enough of CUDA to run the kernels of thin.cu on a CPU: every thread of a block is a fiber, and
+// fibers take turns at __syncthreads and at exchanges between the lanes of a warp.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+
+struct float4 { float x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+struct Index { unsigned x, y, z; };
+static Index threadIdx, blockIdx;
+using std::max;
+using std::min;
+
+static float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+static unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+static float rsqrtf(float x) { return 1.f / sqrtf(x); }
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(1 << 18);
+  bool done, waits;
+  unsigned exchanges;
+  float sent[2];
+};
+
+static ucontext_t scheduler;
+static std::vector<Fiber> fibers;
+static void (*body)();
+
+static void pause_fiber() { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
+
+static void __syncthreads() {
+  fibers[threadIdx.x].waits = true;
+  pause_fiber();
+}
+
+// After a pause every lane of the warp has sent; the next exchange writes to the other slot.
+static float __shfl_xor_sync(unsigned, float x, int step) {
+  unsigned me = threadIdx.x, turn = fibers[me].exchanges++ % 2;
+  fibers[me].sent[turn] = x;
+  pause_fiber();
+  return fibers[me ^ step].sent[turn];
+}
+
+static void start_fiber() {
+  body();
+  fibers[threadIdx.x].done = true;
+  pause_fiber();
+}
+
+static void run_block(unsigned threads) {
+  fibers.resize(threads);
+  for (Fiber& fiber : fibers) {
+    fiber.done = fiber.waits = false;
+    fiber.exchanges = 0;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, start_fiber, 0);
+  }
+  for (unsigned left = threads; left;) {
+    bool ran = false;
+    for (unsigned t = 0; t < threads; t++) {
+      if (fibers[t].done || fibers[t].waits) continue;
+      threadIdx.x = t;
+      swapcontext(&scheduler, &fibers[t].context);
+      left -= fibers[t].done;
+      ran = true;
+    }
+    if (!ran)
+      for (Fiber& fiber : fibers) fiber.waits = false;
+  }
+}
+
+static void** arguments;
+
+template <typename... Types, size_t... I>
+static void call(void (*kernel)(Types...), std::index_sequence<I...>) {
+  kernel(*(Types*)arguments[I]...);
+}
+
+template <typename... Types>
+static void call(void (*kernel)(Types...)) {
+  call(kernel, std::index_sequence_for<Types...>());
+}
+
+static void run_grid(unsigned blocks, unsigned rows, unsigned threads) {
+  for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block(threads);
+}

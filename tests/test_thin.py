@@ -1,0 +1,126 @@
+"""The kernels of thin.cu, run on the CPU: against float64, with memory that starts as NaN."""
+
+import ctypes
+import itertools
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyla import KINDS, attend
+from hyla.attention import fused, thin
+from hyla.attention.fused import Form
+
+HERE = Path(__file__).parent
+
+
+@cache
+def compiled(folder: Path, name: str, defines: tuple[tuple[str, int], ...]) -> Any:
+    source = folder / f"{abs(hash((name, defines)))}.cpp"
+    library = source.with_suffix(".so")
+    source.write_text(
+        f'#include "{HERE / "cuda_on_cpu.h"}"\n#include "{thin.SOURCE}"\n'
+        'extern "C" void launch(unsigned x, unsigned y, unsigned threads, void** given) {\n'
+        f"  arguments = given;\n  body = [] {{ call({name}); }};\n  run_grid(x, y, threads);\n}}\n"
+    )
+    options = [f"-D{key}={value}" for key, value in defines]
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *options, source, "-o", library]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library)).launch
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+
+    def compile_kernel(_: torch.device, name: str, defines: Any) -> Callable[..., None]:
+        launch = compiled(folder, name, defines)
+
+        def run(grid: tuple[int, ...], block: tuple[int, ...], arguments: list[Any]) -> None:
+            values = []
+            for argument in arguments:
+                if isinstance(argument, Tensor):
+                    values.append(ctypes.c_void_p(argument.data_ptr()))
+                else:
+                    kind = ctypes.c_int if isinstance(argument, int) else ctypes.c_double
+                    values.append(kind(argument))
+            pointers = (ctypes.c_void_p * len(values))(
+                *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
+            )
+            launch(*grid[:2], block[0], pointers)
+
+        return run
+
+    def poisoned(shape: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return like.new_full(tuple(shape), torch.nan, dtype=dtype or like.dtype)
+
+    monkeypatch.setattr(thin, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(fused, "empty", poisoned)
+
+
+def assert_near_float64(
+    batch: tuple[int, ...], queries: int, keys: int, heads: int, size: int, value_size: int,
+    kind: str, *, causal: bool = False, lengths: Tensor | None = None,
+    bias: Tensor | None = None, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5,
+) -> None:  # fmt: skip
+    q = torch.randn(*batch, queries, heads, size).to(dtype)
+    k = torch.randn(*batch, keys, heads, size).to(dtype)
+    v = torch.randn(*batch, keys, heads, value_size).to(dtype)
+    grad = torch.randn(*batch, queries, heads, value_size).to(dtype)
+    given = [q, k, v] if bias is None else [q, k, v, bias]
+    exact = [x.double().requires_grad_() for x in given]
+    given = [x.clone().requires_grad_() for x in given]
+    row = KINDS[kind]
+    form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, 1e-6)
+    ours = fused.attend(
+        *given[:3], form, "thin", lengths=lengths, bias=given[3] if bias is not None else None
+    )
+    theirs = attend(
+        *exact[:3], kind=kind, causal=causal, lengths=lengths,
+        bias=exact[3] if bias is not None else None, backend="reference",
+    )  # fmt: skip
+    results = [ours, *torch.autograd.grad(ours, given, grad)]
+    wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.double())]
+    for name, result, truth in zip(("out", "q", "k", "v", "bias"), results, wanted, strict=False):
+        assert result.isfinite().all(), name
+        error = (result.double() - truth).norm()
+        assert error <= tolerance * truth.norm(), (name, float(error / truth.norm()))
+
+
+THIN_KINDS = [name for name, kind in KINDS.items() if kind.value_network != "deep"]
+
+
+@pytest.mark.parametrize("kind", THIN_KINDS)
+def test_every_kind_is_near_float64(kind: str) -> None:
+    # Two members of 19 sequences, more than one warp takes; seven heads over lanes of four each.
+    bias = torch.randn(2, 1, 7, 11, 13)
+    bias[1, :, 2, 3] = -torch.inf
+    bias[0, :, :, 5, 7:] = -torch.inf
+    assert_near_float64((2, 19), 11, 13, 7, 8, 8, kind, bias=bias)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["hyla", "softmax", "linear"])
+def test_masks(kind: str, causal: bool) -> None:
+    lengths = torch.tensor([0, 1, 17, 5, 3])
+    assert_near_float64((5,), 9, 17, 3, 2, 4, kind, causal=causal, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    "heads, size, value_size", [(16, 4, 4), (8, 2, 2), (5, 3, 7), (17, 4, 2), (31, 16, 16)]
+)
+def test_sizes(heads: int, size: int, value_size: int) -> None:
+    assert_near_float64((3,), 1, 5, heads, size, value_size, "hyla")
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
+    bias = torch.randn(1, 16, 6, 7)
+    assert_near_float64(
+        (37,), 6, 7, 16, 4, 4, "hyla", bias=bias, causal=True, dtype=dtype, tolerance=tolerance
+    )
