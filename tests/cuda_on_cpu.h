@@ -15,6 +15,8 @@
 #define __launch_bounds__(...)
 
 struct float4 { float x, y, z, w; };
+struct float2 { float x, y; };
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct Index { unsigned x, y, z; };
 static Index threadIdx, blockIdx;
@@ -28,7 +30,8 @@ static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(1 << 18);
-  bool done, waits;
+  bool done;
+  unsigned waits;  // the number of a barrier, counted from 1
   unsigned exchanges;
   float sent[2];
 };
@@ -39,10 +42,11 @@ static void (*body)();
 
 static void pause_fiber() { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
 
-static void __syncthreads() {
-  fibers[threadIdx.x].waits = true;
+static void wait_at(unsigned barrier) {
+  fibers[threadIdx.x].waits = barrier;
   pause_fiber();
 }
+static void __syncthreads() { wait_at(1); }
 
 // After a pause every lane of the warp has sent; the next exchange writes to the other slot.
 static float __shfl_xor_sync(unsigned, float x, int step) {
@@ -51,6 +55,8 @@ static float __shfl_xor_sync(unsigned, float x, int step) {
   pause_fiber();
   return fibers[me ^ step].sent[turn];
 }
+
+static void __syncwarp() { pause_fiber(); }
 
 static void start_fiber() {
   body();
@@ -61,7 +67,8 @@ static void start_fiber() {
 static void run_block(unsigned threads) {
   fibers.resize(threads);
   for (Fiber& fiber : fibers) {
-    fiber.done = fiber.waits = false;
+    fiber.done = false;
+    fiber.waits = 0;
     fiber.exchanges = 0;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -78,8 +85,11 @@ static void run_block(unsigned threads) {
       left -= fibers[t].done;
       ran = true;
     }
+    // When none can go on, those at the barriers of a part of the block do first.
+    unsigned highest = 0;
+    for (Fiber& fiber : fibers) highest = max(highest, fiber.done ? 0 : fiber.waits);
     if (!ran)
-      for (Fiber& fiber : fibers) fiber.waits = false;
+      for (Fiber& fiber : fibers) fiber.waits = highest > 1 && fiber.waits == 1 ? 1 : 0;
   }
 }
 

@@ -1,29 +1,72 @@
-"""The benchmark of the trainer: it runs, and refuses to time what is wrong."""
+"""The benchmarks: they run, and refuse to time what is wrong."""
 
 import json
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import tiny_run
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "train.py"
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+CPU = torch.device("cpu")
 
 
-def test_it_runs_on_a_cpu() -> None:
-    options = "--device cpu --attention softmax --members 1 --mode eager --repeats 1 --json"
-    command = [sys.executable, str(SCRIPT), *options.split()]
+def run(script: str, options: str) -> list[Any]:
+    """The lines of JSON that a benchmark prints on a CPU."""
+    command = [sys.executable, str(FOLDER / script), "--device", "cpu", "--json", *options.split()]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["instances_per_second"] > 0
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_what_is_wrong_is_not_timed() -> None:
-    benchmark, config = runpy.run_path(str(SCRIPT)), tiny_run("sraven")
-    population, gradients = benchmark["make"](config, range(3), torch.device("cpu"), compiled=False)
+def load(script: str) -> dict[str, Any]:
+    return runpy.run_path(str(FOLDER / script))
+
+
+def test_training_is_timed() -> None:
+    (found,) = run("train.py", "--attention softmax --members 1 --mode eager --repeats 1")
+    assert found["instances_per_second"] > 0
+
+
+def test_attention_is_timed() -> None:
+    (found,) = run("attention.py", "--shape tiny --no-reference --repeats 1")
+    for what in ("forward", "forward and backward"):
+        assert found["times"][what]["fused_ms"] > 0
+        assert "reference_ms" not in found["times"][what]
+
+
+def test_language_models_are_timed() -> None:
+    found = run("language.py", "--tiny --mode eager --batch 2 --steps 1")
+    assert [line["attention"] for line in found] == ["softmax", "hyla"]
+    assert all(line["tokens_per_second"] > 0 for line in found)
+
+
+def test_wrong_attention_is_not_timed() -> None:
+    benchmark = load("attention.py")
+    shape = benchmark["TINY"]
+    right = benchmark["hyla"](shape, None)
+    assert max(benchmark["check"](shape, right, CPU)) < 1e-6
+    with pytest.raises(SystemExit, match="wrong: errors of output and gradients"):
+        benchmark["check"](shape, lambda q, k, v, bias: right(q, k, v * 1.01, bias), CPU)
+
+
+def test_a_wrong_language_model_is_not_timed() -> None:
+    benchmark = load("language.py")
+    config = benchmark["tiny"](benchmark["language_model"]("hyla"))
+    model, loss = benchmark["make"](config, CPU, compiled=False)
+    words = torch.randint(101, (4, 18))
+    benchmark["check"](model, loss, words)
+    with pytest.raises(SystemExit, match="wrong: errors of loss and gradients"):
+        benchmark["check"](model, lambda words: loss(words) * 1.03, words)
+
+
+def test_wrong_training_is_not_timed() -> None:
+    benchmark, config = load("train.py"), tiny_run("sraven")
+    population, gradients = benchmark["make"](config, range(3), CPU, compiled=False)
     assert max(benchmark["check"](config, population, gradients)) < 1e-4
     with pytest.raises(SystemExit, match="wrong: errors of loss and gradients"):
         benchmark["check"](config, population, gradients * 1.1)

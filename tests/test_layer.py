@@ -253,3 +253,18 @@ def test_a_layer_made_on_the_meta_device_gets_everything_with_its_weights() -> N
     empty = empty.to_empty(device="cpu")
     empty.load_state_dict(layer.state_dict())
     assert empty(x).equal(layer(x))
+
+
+def test_the_backend_is_asked_for_at_every_call() -> None:
+    x = tokens()
+    layer, plain = make(), make(backend="reference")
+    assert layer.backend is None
+    plain.load_state_dict(layer.state_dict())
+    assert plain(x).equal(layer(x))
+    layer.backend = "thin"
+    with pytest.raises(ValueError, match=r"backend: expected .*not torch.float64, got thin"):
+        layer(x)
+    with pytest.raises(ValueError, match="backend: expected tensors on a GPU, not on cpu"):
+        make(backend="tiles", dtype=torch.float32)(x.float())
+    with pytest.raises(ValueError, match=r"backend: unknown name .referense.. Did you mean .refer"):
+        make(backend="referense")

@@ -32,6 +32,8 @@ def test_import_needs_torch_and_nothing_else() -> None:
     ).split()
     third_party = {name for name in added if name not in sys.stdlib_module_names}
     assert third_party <= {"hyla", "torch"}
+    loaded = run("import sys, hyla; print('triton' in sys.modules)")
+    assert loaded.strip() == "False"  # it is imported at the first use of its kernels
 
 
 def test_import_takes_little_longer_than_that_of_torch() -> None:

@@ -46,8 +46,9 @@ def attend(
     deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
         with a population, `[member, 1, heads, size, size]`.
     scale: of the scores, 1 / sqrt(size) by default. eps: under the root of RMSHead.
-    backend: `reference`, or a fused kernel, whose memory is linear in the tokens: `thin` (many short
-        sequences with thin heads) or `tiles`. By default the fastest that can do the call.
+    backend: `reference`, or a fused kernel, whose memory is linear in the tokens: `thin` (many
+        short sequences, thin heads), `wide` (long sequences, heads of 32 or 64) or `tiles` (all
+        else). By default the fastest that can do the call.
 
     A masked pair contributes nothing, for every kind (its key and value must still be finite); a
     query without any key gets 0.
@@ -60,13 +61,12 @@ def attend(
     phi = find_activation(kind, activation)
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
-    chosen = fused.choose(backend, q, k, v, kind, activation, bias is not None)
+    biased = bias is not None or mask is not None
+    chosen = fused.choose(backend, q, k, v, kind, activation, biased)
     if chosen != "reference":
         relu = phi is not identity
         form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
-        return fused.attend(
-            q, k, v, form, chosen, mask=mask, lengths=lengths, bias=bias, deep=deep
-        )
+        return fused.attend(q, k, v, form, chosen, mask=mask, lengths=lengths, bias=bias, deep=deep)
     if (
         bias is None
         and kind.normaliser == "softmax"

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from hyla.attention.variants import Kind
 from hyla.errors import bad_value, unknown_name
 
-BACKENDS = ("reference", "thin", "tiles")
+BACKENDS = ("reference", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,62 +35,94 @@ class Form:
 
 
 def choose(
-    backend: str | None, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, bias: bool
+    backend: str | None, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, biased: bool
 ) -> str:
     """The backend for these tensors: the one that is asked for, or the fastest that can do it.
 
-    Asking for one that cannot do it is an error that says why.
+    Asking for one that cannot do it is an error that says why. biased: there is a bias or a mask.
     """
     if backend == "reference":
         return backend
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown_name("backend", backend, BACKENDS)
-        reason = refusal(backend, q, k, v, kind, activation)
+        reason = refusal(backend, q, k, v, kind, activation, biased)
         if reason is not None:
             raise bad_value("backend", backend, reason)
         return backend
     if q.device.type != "cuda":
         return "reference"
-    if kind.normaliser == "softmax" and kind.value_network == "linear" and not bias:
+    if kind.normaliser == "softmax" and kind.value_network == "linear" and not biased:
         return "reference"  # which is PyTorch's own fused attention
-    for candidate in ("thin", "tiles") if _is_short(q, k) else ("tiles", "thin"):
-        if refusal(candidate, q, k, v, kind, activation) is None:
+    for candidate in _preferred(q, k):
+        if refusal(candidate, q, k, v, kind, activation, biased) is None:
             return candidate
     return "reference"
 
 
-def _is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether there are enough sequences for a thread each, and few enough keys to wait for."""
-    return q[..., 0, 0, 0].numel() >= 64 and q.shape[-3] <= 256 and k.shape[-3] <= 256
+def _preferred(q: Tensor, k: Tensor) -> tuple[str, ...]:
+    sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
+    # Enough sequences for a thread each, and few enough keys to wait for.
+    if sequences >= 64 and queries <= 256 and keys <= 256:
+        return ("thin", "wide", "tiles")
+    # Few queries: only tiles also split the keys of a query over the GPU.
+    return ("wide", "tiles", "thin") if queries >= 16 else ("tiles", "thin", "wide")
 
 
 def refusal(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str
+    backend: str, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, biased: bool
 ) -> str | None:
     """What a kernel would need and these tensors are not; None if it can do them."""
-    (heads, size), value_size = q.shape[-2:], v.shape[-1]
     if q.dtype not in DTYPES:
         return f"float32, bfloat16 or float16 tensors, not {q.dtype}"
     if kind.nonlinear and activation != "relu":
         return f"the activation 'relu', not {activation!r}"
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "tensors that are not empty"
-    if backend == "thin":
-        if q.device.type != "cuda" or torch.version.hip:
-            return f"tensors on an NVIDIA GPU, not on {q.device}"
-        if kind.value_network == "deep":
-            return "a kind without the deep value network"
-        if max(size, value_size) > 16 or heads > 64:
-            return f"at most 64 heads of size 16, not {heads} of {max(size, value_size)}"
-        return None
+    if backend == "tiles":
+        return _refusal_of_tiles(q, v)
+    if q.device.type != "cuda" or torch.version.hip:
+        return f"tensors on an NVIDIA GPU, not on {q.device}"
+    return (
+        _refusal_of_thin(q, v, kind) if backend == "thin" else _refusal_of_wide(q, v, kind, biased)
+    )
+
+
+def _refusal_of_tiles(q: Tensor, v: Tensor) -> str | None:
+    heads, size = q.shape[-2], max(q.shape[-1], v.shape[-1])
     interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if q.device.type != "cuda" and not interpreted:
         return f"tensors on a GPU, not on {q.device}"
     if importlib.util.find_spec("triton") is None:
         return "Triton (pip install triton)"
-    if max(size, value_size) > 128 or heads > 32:
-        return f"at most 32 heads of size 128, not {heads} of {max(size, value_size)}"
+    if size > 128 or heads > 32:
+        return f"at most 32 heads of size 128, not {heads} of {size}"
+    return None
+
+
+def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
+    heads, size = q.shape[-2], max(q.shape[-1], v.shape[-1])
+    if kind.value_network == "deep":
+        return "a kind without the deep value network"
+    if size > 16 or heads > 64:
+        return f"at most 64 heads of size 16, not {heads} of {size}"
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "an NVIDIA GPU of compute capability 8.0 or more"
+    return None
+
+
+def _refusal_of_wide(q: Tensor, v: Tensor, kind: Kind, biased: bool) -> str | None:
+    heads, sizes = q.shape[-2], (q.shape[-1], v.shape[-1])
+    if q.dtype == torch.float32:
+        return "bfloat16 or float16 tensors, not float32"
+    if torch.cuda.get_device_capability(q.device) < (9, 0):
+        return "an NVIDIA GPU of compute capability 9.0 or more"
+    if kind.value_network != "mlp" or kind.normaliser == "softmax":
+        return f"a value network 'mlp' without softmax, not the kind {kind.title!r}"
+    if biased:
+        return "neither a bias nor a mask"
+    if sizes not in ((32, 32), (64, 64)) or heads > 16:
+        return f"at most 16 heads of size 32 or 64, not {heads} of {sizes}"
     return None
 
 
@@ -119,12 +152,18 @@ def attend(
     if lengths is not None:
         lengths = lengths.reshape(-1).to(torch.int32)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    out, _ = operator(q, k, v, bias, lengths, deep, *astuple(form), backend)
+    apply: Any = _Function.apply if _in_transformation() else operator
+    out, _ = apply(q, k, v, bias, lengths, deep, *astuple(form), backend)
     return out.reshape(*batch, *out.shape[1:])
 
 
+def _in_transformation() -> bool:
+    """Whether this is under `torch.func`, where the autograd of an operator does not work."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def _sets(x: Tensor, batch: Sequence[int], axes: tuple[int, ...]) -> Tensor:
-    """`[M, *axes]`: a set for every sequence, or for as many of the outer axes as have their own."""
+    """`[M, *axes]`: one set for each sequence, or for as many outer axes as have their own."""
     x = x.reshape(*(1,) * (len(batch) + len(axes) - x.ndim), *x.shape)
     own = len(batch)
     while own and x.shape[own - 1] == 1:
@@ -136,6 +175,12 @@ def _sets(x: Tensor, batch: Sequence[int], axes: tuple[int, ...]) -> Tensor:
 def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory for a result; a test fills it with NaN first."""
     return like.new_empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
+
+
+def _laid_out(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as kernels read them: contiguous, or k and v the first keys of a cache."""
+    k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (k, v))
+    return q.contiguous(), k, v, *(None if x is None else x.contiguous() for x in others)
 
 
 def _kernels(backend: str) -> ModuleType:
@@ -159,15 +204,16 @@ def operator(
     eps: float,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """The output `[N, Q, H, V]` and what the backward wants to know of a softmax, if it is one."""
+    """The output `[N, Q, H, V]`, and of a softmax the log-sum-exp: N Q H numbers, in the order
+    that suits the kernels of this backend."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
-    out, lse = _kernels(backend).forward(q, k, v, bias, lengths, deep, form)
-    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+    out, lse = _kernels(backend).forward(*_laid_out(q, k, v, bias, lengths, deep), form)
+    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse.flatten()
 
 
 @operator.register_fake
 def _(q, k, v, bias, lengths, deep, normaliser, value_network, relu, causal, scale, eps, backend):  # type: ignore[no-untyped-def]
-    lse = (*q.shape[:3],) if normaliser == "softmax" else (0,)
+    lse = q.shape[:3].numel() if normaliser == "softmax" else 0
     return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(lse, dtype=torch.float32)
 
 
@@ -194,8 +240,9 @@ def backward_operator(
     """The gradients of q, k, v, bias and deep; an empty tensor for one that is not there."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
     sums = lse if normaliser == "softmax" else None
+    inputs = _laid_out(q, k, v, bias, lengths, deep)
     dq, dk, dv, dbias, ddeep = _kernels(backend).backward(
-        grad.contiguous(), q, k, v, bias, lengths, deep, out, sums, form, need_bias=need_bias
+        grad.contiguous(), *inputs, out, sums, form, need_bias=need_bias
     )
     none = q.new_empty(0)
     dbias = none.float() if dbias is None else dbias.contiguous()
@@ -205,9 +252,10 @@ def backward_operator(
 @backward_operator.register_fake
 def _(grad, q, k, v, bias, lengths, deep, out, lse, *options):  # type: ignore[no-untyped-def]
     need_bias = options[-1]
-    dbias = torch.empty_like(bias) if need_bias else q.new_empty(0, dtype=torch.float32)
-    ddeep = q.new_empty(0) if deep is None else torch.empty_like(deep)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias, ddeep
+    dbias = q.new_empty(bias.shape if need_bias else 0, dtype=torch.float32)
+    ddeep = q.new_empty(0 if deep is None else deep.shape)
+    # Gradients are contiguous, also those of views.
+    return *(x.new_empty(x.shape) for x in (q, k, v)), dbias, ddeep
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -219,12 +267,73 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     need_bias = ctx.needs_input_grad[3]
-    dq, dk, dv, dbias, ddeep = backward_operator(
-        grad, *ctx.saved_tensors, *ctx.options, need_bias
-    )
+    apply: Any = _BackwardFunction.apply if _in_transformation() else backward_operator
+    dq, dk, dv, dbias, ddeep = apply(grad, *ctx.saved_tensors, *ctx.options, need_bias)
     has_deep = ctx.saved_tensors[5] is not None
     gradients = (dq, dk, dv, dbias if need_bias else None, None, ddeep if has_deep else None)
     return (*gradients, *(None for _ in ctx.options))
 
 
+def _second(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise NotImplementedError("second derivatives of attention need backend='reference'")
+
+
 operator.register_autograd(_backward, setup_context=_setup)
+backward_operator.register_autograd(_second)
+
+
+class _Function(torch.autograd.Function):
+    """The operator, for the transformations of `torch.func`."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(operator)
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_backward)
+
+
+class _BackwardFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(backward_operator)
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(_second)
+
+
+def _fold(
+    info: Any,
+    in_dims: Sequence[int | None],
+    tensors: Sequence[Tensor | None],
+    sets: tuple[int, ...],
+) -> list[Tensor | None]:
+    """Tensors that have taken the axis of `torch.func.vmap` into their first, sequences or sets.
+
+    sets: those that may stay as they are if all sequences share them.
+    """
+    folded: list[Tensor | None] = []
+    for index, (x, axis) in enumerate(zip(tensors, in_dims, strict=False)):
+        if x is None or (axis is None and index in sets and x.shape[0] == 1):
+            folded.append(x)
+            continue
+        x = x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)
+        folded.append(x.flatten(0, 1))
+    return folded
+
+
+def _unfold(info: Any, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    size = info.batch_size
+    return tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in results)
+
+
+@operator.register_vmap
+def _(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
+    tensors, options = arguments[:6], arguments[6:]
+    results = operator(*_fold(info, in_dims, tensors, sets=(3, 5)), *options)
+    return _unfold(info, results), (0, 0)
+
+
+@backward_operator.register_vmap
+def _(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
+    tensors, options = arguments[:9], arguments[9:]
+    # A gradient that is wanted is wanted by each call.
+    sets = () if options[-1] else (4,)
+    results = backward_operator(*_fold(info, in_dims, tensors, sets), *options)
+    return _unfold(info, results), (0,) * 5

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hyla.attention import attend, check_eps, check_pairs, latent_codes
+from hyla.attention.fused import BACKENDS
 from hyla.attention.positions import RelativeBias, rotate
 from hyla.attention.reference import allowed_pairs
 from hyla.attention.variants import Kind, find_activation, find_kind
@@ -98,7 +99,7 @@ class MultiHeadAttention(nn.Module):
     (`buckets` and `max_distance`), in which all keys after the query share one bucket, causal or
     not; `"rotary"` turns queries and keys. With `context_width`, keys and values come from a
     context of that width (cross-attention). Only softmax codes sum to 1: the output of the other
-    kinds grows with the number of keys.
+    kinds grows with the number of keys. `backend` is that of `attend`: None chooses at every call.
 
     >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla", causal=True)
     >>> layer(torch.randn(2, 10, 48)).shape
@@ -121,12 +122,15 @@ class MultiHeadAttention(nn.Module):
         context_width: int | None = None,
         bias: bool = True,
         eps: float = 1e-6,
+        backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.kind = find_kind(kind)
         find_activation(self.kind, activation)
+        if backend is not None and backend not in BACKENDS:
+            raise unknown_name("backend", backend, BACKENDS)
         if positions not in POSITIONS:
             raise unknown_name("positions", positions, POSITIONS)
         if width < 1 or heads < 1:
@@ -146,7 +150,7 @@ class MultiHeadAttention(nn.Module):
             expected = "False with context_width: a context has no order relative to the queries"
             raise bad_value("causal", causal, expected)
         self.width, self.heads, self.head_size = width, heads, head_size
-        self.activation, self.causal, self.eps = activation, causal, eps
+        self.activation, self.causal, self.eps, self.backend = activation, causal, eps, backend
         self.context_width, self.rotary_base = context_width, rotary_base
         self.rotary = positions == "rotary"
         inner, source = heads * head_size, width if context_width is None else context_width
@@ -210,6 +214,7 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             deep=None if self.deep is None else self.deep.unsqueeze(-4).to(v_BKHD.dtype),
             eps=self.eps,
+            backend=self.backend,
         )
         if cache is not None:
             cache.advance(x.shape[-2])

@@ -276,7 +276,16 @@ __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)
   }
 }
 
-__device__ inline float phi(float x) { return RELU ? fmaxf(x, 0.f) : x; }
+// A NaN stays one, which fmaxf would hide.
+__device__ inline float phi(float x) {
+  if constexpr (!RELU) return x;
+#ifdef __CUDA_ARCH__
+  asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
+  return x;
+#else
+  return x < 0.f ? 0.f : x;
+#endif
+}
 __device__ inline float slope(float x) { return !RELU || x > 0.f ? 1.f : 0.f; }
 
 // What flows back to the code of a pair, da_h. For the value network of HYLA also dz.
@@ -303,7 +312,7 @@ __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const floa
 
 // From the gradient of the code to that of the scores, in its place.
 __device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], const Pair& pair,
-                                      float r, const float (&delta)[HL]) {
+                                      float r, float eps, const float (&delta)[HL]) {
   float mean = 0.f;
   if constexpr (NORMALISER == 1) {
 #pragma unroll
@@ -312,7 +321,8 @@ __device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], con
   }
 #pragma unroll
   for (int h = 0; h < HL; h++) {
-    if constexpr (NORMALISER == 1) da[h] = r * (da[h] - a[h] * mean);
+    // Of a single head nothing but its sign is left: da - a mean would be rounding alone.
+    if constexpr (NORMALISER == 1) da[h] = HEADS == 1 ? r * r * r * eps * da[h] : r * (da[h] - a[h] * mean);
     if constexpr (NORMALISER == 2) da[h] = a[h] * (da[h] - delta[h]);
     da[h] = pair.keeps(h) ? da[h] : 0.f;
   }
@@ -470,7 +480,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   float q_row[HL * D], grad_row[HL * V], dq_row[HL * D] = {}, lse_row[HL] = {}, delta_row[HL] = {};
   load_heads<D>(q_row, q + token * HEADS * D, p.group, exists, (float)scale);
   load_heads<V>(grad_row, grad + token * HEADS * V, p.group, exists);
-  if (NORMALISER == 2 && exists) load_per_head(lse_row, lse + token * HEADS, p.group);
+  if constexpr (NORMALISER == 2) {
+    // A sequence that is not there has the code 0, or a large bias would make it infinite.
+    if (exists) load_per_head(lse_row, lse + token * HEADS, p.group);
+#pragma unroll
+    for (int h = 0; h < HL; h++) lse_row[h] = exists ? lse_row[h] : INFINITE;
+  }
   int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
   // Causal: the pairs beyond have no gradient, but their place in that of the bias is written.
   int end = CAUSAL && !BIAS_GRADIENT ? last_row + keys - queries + 1 : keys;
@@ -508,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
           for (int h = 0; h < HL; h++) delta_row[h] += a[h] * da[h];
           continue;
         }
-        score_gradient(da, a, pair, r, delta_row);
+        score_gradient(da, a, pair, r, (float)eps, delta_row);
 #pragma unroll
         for (int h = 0; h < HL; h++)
 #pragma unroll
@@ -578,7 +593,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       scores(a, q_column, k_row, pair);
       float r = normalise(a, pair, lse_pair, (float)eps);
       code_gradient(da, dz, a, v_row, grad_column);
-      score_gradient(da, a, pair, r, delta_pair);
+      score_gradient(da, a, pair, r, (float)eps, delta_pair);
 #pragma unroll
       for (int h = 0; h < HL; h++) {
 #pragma unroll

@@ -34,18 +34,31 @@ TUNING = {
 
 @cache
 def compile_kernel(
-    device: torch.device, name: str, defines: tuple[tuple[str, int], ...]
+    device: torch.device,
+    name: str,
+    defines: tuple[tuple[str, int], ...],
+    source: Path = SOURCE,
+    shared_bytes: int = 0,
 ) -> Callable[..., None]:
-    """A kernel of thin.cu for these sizes, as a function of grid, block and arguments."""
+    """A kernel for these sizes, as a function of grid, block and arguments."""
     options = ["--std=c++17", *(f"-D{key}={value}" for key, value in defines)]
     with torch.cuda.device(device):
-        kernel = torch.cuda._compile_kernel(SOURCE.read_text(), name, nvcc_options=options)
+        _bind_context()
+        # Private, but nothing else in PyTorch compiles CUDA without a toolkit being installed.
+        kernel = torch.cuda._compile_kernel(source.read_text(), name, nvcc_options=options)
+        kernel.set_shared_memory_config(shared_bytes)
 
-    def launch(*arguments: Any) -> None:
+    def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: list[Any]) -> None:
         with torch.cuda.device(device):
-            kernel(*arguments)
+            _bind_context()
+            kernel(grid, block, arguments, shared_bytes)
 
     return launch
+
+
+def _bind_context() -> None:
+    """A new thread, as autograd's, has no CUDA context before its first call of the runtime."""
+    torch.cuda.is_current_stream_capturing()
 
 
 class _Problem:
@@ -60,9 +73,9 @@ class _Problem:
         lengths_N: Tensor | None,
         form: Form,
     ) -> None:
-        self.q, self.k, self.v = (_aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
+        self.q, self.k, self.v = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
         # A thread wants the heads of a pair side by side.
-        self.bias = None if bias_MHQK is None else bias_MHQK.permute(0, 2, 3, 1).contiguous()
+        self.bias = None if bias_MHQK is None else aligned(bias_MHQK.permute(0, 2, 3, 1))
         self.lengths = lengths_N
         self.members = 1 if bias_MHQK is None else bias_MHQK.shape[0]
         self.form = form
@@ -72,7 +85,9 @@ class _Problem:
         per_member = self.q.shape[0] // self.members
         return self.members * -(-per_member // (LANES // self._group(name)))
 
-    def launch(self, name: str, arguments: Sequence[Tensor], *, bias_gradient: bool = False) -> None:
+    def launch(
+        self, name: str, arguments: Sequence[Tensor], *, bias_gradient: bool = False
+    ) -> None:
         queries, heads, size = self.q.shape[1:]
         keys, value_size = self.k.shape[1], self.v.shape[-1]
         _, rows, warps, blocks, chunk = TUNING[name]
@@ -90,7 +105,9 @@ class _Problem:
             "BIAS_GRADIENT": bias_gradient, "LENGTHS": self.lengths is not None,
             "TYPE": TYPES.index(self.q.dtype),
         }  # fmt: skip
-        kernel = compile_kernel(self.q.device, name, tuple((k, int(v)) for k, v in defines.items()))
+        kernel = compile_kernel(
+            self.q.device, name, tuple((key, int(x)) for key, x in defines.items())
+        )
         tokens = keys if name == "key_gradient" else queries
         grid = (self.blocks(name), -(-tokens // (warps * rows)), 1)
         scalars = [self.q.shape[0] // self.members, queries, keys, self.form.scale, self.form.eps]
@@ -111,7 +128,7 @@ class _Problem:
         )  # fmt: skip
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """Contiguous, and at an address from which 16 bytes can be copied at once."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
@@ -153,7 +170,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
     """The gradients of q, k, v and, if needed, of the bias."""
     problem = _Problem(q_NQHD, k_NKHD, v_NKHV, bias_MHQK, lengths_N, form)
-    grad = _aligned(grad_NQHV)
+    grad = aligned(grad_NQHV)
     dq, dk, dv = (fused.empty(x.shape, x) for x in (q_NQHD, k_NKHD, v_NKHV))
     # Each block adds the gradient of the bias over its own sequences; PyTorch adds the rest.
     parts = dq
@@ -161,7 +178,7 @@ def backward(
         assert problem.bias is not None
         blocks = problem.blocks("query_gradient")
         parts = fused.empty((blocks, *problem.bias.shape[1:]), dq, torch.float32)
-    lse_or_any = dq if lse is None else lse
+    lse_or_any = dq if lse is None else aligned(lse)
     delta = dq if lse is None else fused.empty(lse.shape, lse)
     inputs = (grad, *problem.pointers(), lse_or_any)
     problem.launch("query_gradient", [*inputs, dq, delta, parts], bias_gradient=need_bias)

@@ -1,0 +1,178 @@
+"""How many tokens a second the paper's language model trains on: `python benchmarks/language.py`.
+
+The causal model of 35 million parameters (6 layers, width 512, 8 heads, 1024 tokens, 32,000 words),
+bf16 autocast, forward, cross-entropy and backward compiled as one function, fused AdamW, on random
+words. Prints no rate unless the first loss is that of the reference attention, in fp32 without
+compilation, and its gradient as near to it as bf16 allows. The kinds of attention are measured in
+the same run, and compared.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyla import ModelConfig, MultiHeadAttention, Transformer, build, language_model
+
+TOLERANCE = 0.02
+# At the start the loss says little: it is near log(words) whatever attention does. The gradient, by
+# norm over all parameters, may be as far off as that of the reference in bf16 and half as much
+# again: 1 % for softmax and 25 % for HYLA, where a rounding error may switch a ReLU.
+AS_BF16 = 1.5
+COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def make(config: ModelConfig, device: torch.device, compiled: bool) -> tuple[Transformer, Loss]:
+    """A model, and its loss in bf16 as a function of words `[batch, tokens + 1]`."""
+    model = build(config, seed=0).to(device)
+
+    def loss(words: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            return cross_entropy(model, words)
+
+    if compiled:
+        loss = torch.compile(loss, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS)
+    return model, loss
+
+
+def cross_entropy(model: Transformer, words: Tensor) -> Tensor:
+    """The mean loss of predicting each word from those before it."""
+    logits = model(words[:, :-1]).float()
+    return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+
+
+def with_reference_attention(model: Transformer) -> Transformer:
+    """A copy whose layers take the reference."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, MultiHeadAttention):
+            layer.backend = "reference"
+    return model
+
+
+def check(model: Transformer, loss: Loss, words: Tensor) -> tuple[float, float]:
+    """The errors of the loss and its gradient; raises if they are too large.
+
+    Of two of the sequences, repeated: the function that is timed, on as many of them.
+    """
+    few = words[: 1 + (len(words) % 2 == 0)]
+    reference = with_reference_attention(model)
+
+    def both(model: Transformer, value: Tensor) -> tuple[Tensor, Tensor]:
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        return value.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+    given, gradient = both(model, loss(few.repeat(len(words) // len(few), 1)))
+    exact, exact_gradient = both(reference, cross_entropy(reference, few))
+    with torch.autocast(words.device.type, torch.bfloat16, cache_enabled=False):
+        rounded = cross_entropy(reference, few)
+    rounded_gradient = both(reference, rounded)[1]
+    off, usual = (
+        float((x - exact_gradient).norm() / exact_gradient.norm())
+        for x in (gradient, rounded_gradient)
+    )
+    errors, allowed = (abs(float(given / exact - 1)), off), (TOLERANCE, AS_BF16 * usual)
+    if not (errors[0] < allowed[0] and errors[1] < allowed[1]):
+        raise SystemExit(f"wrong: errors of loss and gradients {errors}, allowed {allowed}")
+    return errors
+
+
+def milliseconds(model: Transformer, loss: Loss, words: Tensor, steps: int) -> tuple[float, float]:
+    """The median time of a step, forward, backward and AdamW, and the last loss."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    times, warmup = [], min(5, steps)
+    for _ in range(warmup + steps):
+        if words.is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        value = loss(words)
+        value.backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if words.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[warmup:]) * 1e3, float(value.detach())
+
+
+def tiny(config: ModelConfig) -> ModelConfig:
+    """As small as a test on a CPU wants it."""
+    sizes = {"layers": 2, "width": 32, "heads": 4, "head_size": 8, "hidden_size": 64}
+    return replace(config, **sizes, input_size=101, output_size=101, max_tokens=17)
+
+
+def main() -> None:
+    """Checks, measures, prints a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--attention", nargs="+", default=["softmax", "hyla"])
+    parser.add_argument("--batch", type=int, default=16, help="sequences a step")
+    parser.add_argument("--steps", type=int, default=20, help="that are timed")
+    parser.add_argument("--mode", default="compiled", choices=["compiled", "eager"])
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, for a CPU")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.set_float32_matmul_precision("highest")
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    first: float | None = None
+    for attention in options.attention:
+        torch.compiler.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        config = language_model(attention)
+        if options.tiny:
+            config = tiny(config)
+        model, loss = make(config, device, options.mode == "compiled")
+        generator = torch.Generator().manual_seed(0)
+        shape = (options.batch, config.max_tokens + 1)
+        words = torch.randint(config.input_size, shape, generator=generator).to(device)
+        errors = check(model, loss, words)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        step, last = milliseconds(model, loss, words, options.steps)
+        rate = options.batch * config.max_tokens / step * 1e3
+        first = rate if first is None else first
+        result = {
+            "attention": attention, "mode": options.mode, "batch": options.batch,
+            "tokens": config.max_tokens,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "milliseconds_a_step": round(step, 3), "tokens_per_second": round(rate),
+            "of_the_first": round(rate / first, 3),
+            "loss_error": errors[0], "gradient_error": errors[1], "last_loss": round(last, 3),
+            "device": name, "torch": torch.__version__,
+        }  # fmt: skip
+        if device.type == "cuda":
+            result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        write(result, options.json)
+        del model, loss
+
+
+def write(result: dict[str, object], as_json: bool) -> None:
+    """One line of JSON, or one for people."""
+    line = json.dumps(result)
+    if not as_json:
+        line = (
+            "{attention:10}{parameters:12,} parameters, batch {batch}, {mode}:"
+            "{milliseconds_a_step:9.2f} ms a step,{tokens_per_second:10,} tokens/s "
+            "({of_the_first:.2f} of the first); loss off by {loss_error:.0e}, gradients by "
+            "{gradient_error:.0e}".format(**result)
+        )
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

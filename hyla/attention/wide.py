@@ -1,0 +1,104 @@
+"""Kernels for long sequences with wide heads, on the tensor cores, in CUDA.
+
+The design is told in wide.cu. Shapes: as in `fused`.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyla.attention import fused, thin
+from hyla.attention.fused import Form
+
+SOURCE = Path(__file__).with_name("wide.cu")
+ROWS, COLUMNS = 8, 16
+SIZES = (32, 64)
+MAX_HEADS = 16
+DTYPES = (torch.bfloat16, torch.float16)
+# For each kernel, for up to 8 and up to 16 heads: how many teams of warps share a tile of keys (or
+# queries), how many blocks a multiprocessor, how many tiles of a block are in shared memory.
+TUNING = {
+    "forward": ((8, 1, 2), (4, 1, 1)),
+    "query_gradient": ((4, 1, 2), (2, 1, 1)),
+    "key_gradient": ((4, 1, 2), (2, 1, 1)),
+}
+MODES = tuple(TUNING)
+
+
+def _shared_bytes(mode: str, heads: int, size: int, teams: int, buffers: int) -> int:
+    """What `Shared` of wide.cu takes."""
+    scores, head_blocks = mode != "forward", -(-heads // 8)
+    team = min(2 * head_blocks, size // 16)
+    token, pairs = head_blocks * size * 16, ROWS * COLUMNS
+    own = ROWS * token + (ROWS * token if scores else 128)
+    own += (2 if scores else 1) * head_blocks * pairs * 16
+    own += team * (head_blocks if scores else 1) * 2 * pairs * 16
+    own += head_blocks * 8 * (2 * ROWS + 1) * 16 if scores else 128
+    own += team * pairs * 4 + (pairs * 4 if scores else 128)
+    return 2 * buffers * COLUMNS * token + teams * own
+
+
+def _launch(
+    mode: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lengths: Tensor | None,
+    value_sums: Tensor, score_sums: Tensor, form: Form,
+) -> None:  # fmt: skip
+    (sequences, queries, heads, size), keys = q.shape, k.shape[1]
+    head_blocks = -(-heads // 8)
+    teams, blocks, buffers = TUNING[mode][head_blocks - 1]
+    defines = {
+        "MODE": MODES.index(mode), "HEADS": heads, "SIZE": size, "TEAMS": teams,
+        "BLOCKS": blocks, "BUFFERS": buffers,
+        "NORMALISER": form.normaliser == "rms_head", "RELU": form.relu, "CAUSAL": form.causal,
+        "LENGTHS": lengths is not None, "TYPE": thin.TYPES.index(q.dtype),
+    }  # fmt: skip
+    shared = _shared_bytes(mode, heads, size, teams, buffers)
+    kernel = thin.compile_kernel(
+        q.device, "wide", tuple((key, int(x)) for key, x in defines.items()), SOURCE, shared
+    )
+    rows, tensors = queries, [q, k, grad, v]
+    if mode == "key_gradient":
+        rows, tensors = keys, [k, q, v, grad]
+    arguments = [*tensors, q if lengths is None else lengths, value_sums, score_sums]
+    grid = (sequences * -(-rows // (teams * ROWS)), 1, 1)
+    threads = teams * min(2 * head_blocks, size // 16) * thin.LANES
+    scalars = [sequences, queries, keys, form.scale, form.eps]
+    kernel(grid, (threads, 1, 1), [*arguments, *scalars])
+
+
+def forward(
+    q_NQHD: Tensor,
+    k_NKHD: Tensor,
+    v_NKHV: Tensor,
+    bias: None,
+    lengths_N: Tensor | None,
+    deep: None,
+    form: Form,
+) -> tuple[Tensor, None]:
+    """The output."""
+    q, k, v = (thin.aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
+    out = fused.empty(q.shape, v)
+    _launch("forward", q, k, v, q, lengths_N, out, out, form)
+    return out, None
+
+
+def backward(
+    grad_NQHV: Tensor,
+    q_NQHD: Tensor,
+    k_NKHD: Tensor,
+    v_NKHV: Tensor,
+    bias: None,
+    lengths_N: Tensor | None,
+    deep: None,
+    out_NQHV: Tensor,
+    lse: None,
+    form: Form,
+    *,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    """The gradients of q, k and v."""
+    q, k, v, grad = (thin.aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV, grad_NQHV))
+    dq, dk, dv = (fused.empty(x.shape, x) for x in (q, k, v))
+    _launch("query_gradient", q, k, v, grad, lengths_N, dq, dq, form)
+    _launch("key_gradient", q, k, v, grad, lengths_N, dv, dk, form)
+    return dq, dk, dv, None, None
