@@ -26,6 +26,15 @@ AUTOMATIC = cases(216, seed=1)
 # Thin heads in short sequences are drawn too rarely for a backend that takes nothing else.
 THIN = [case for case in cases(600, seed=2) if max(case.size, case.value_size) <= 16][:60]
 TILES = cases(60, seed=3)
+WIDE_KINDS = ("hyla", "hyla-rms_head", "hyla-nonlinearity", "hyla-nonlinearity-rms_head")
+WIDE = [
+    replace(
+        case, kind=WIDE_KINDS[i // 3 % 4], dtype=(torch.bfloat16, torch.float16)[i // 3 % 2],
+        heads=min(case.heads, 16), size=(32, 64)[i // 6 % 2], value_size=(32, 64)[i // 6 % 2],
+        bias=None, masked=False, mask=False,
+    )
+    for i, case in enumerate(cases(60, seed=4))
+]  # fmt: skip
 CHUNK = 20
 
 # The shapes of the paper's models, with few sequences: SRAVEN, fuzzy logic, language.
@@ -126,6 +135,12 @@ def test_thin_is_near_float64(poisoned: list[torch.Size]) -> None:
     assert poisoned
 
 
+@chunks(WIDE)
+def test_wide_is_near_float64(problems: list[Case], poisoned: list[torch.Size]) -> None:
+    assert run(problems, "wide") == len(problems)
+    assert poisoned
+
+
 @chunks(TILES)
 def test_tiles_are_near_float64(problems: list[Case], poisoned: list[torch.Size]) -> None:
     assert run(problems, "tiles") >= len(problems) // 2
@@ -204,7 +219,7 @@ def test_one_gradient_alone_is_the_same(backend: str, wanted: str) -> None:
     assert torch.autograd.grad(out, leaf, gradient)[0].equal(expected)
 
 
-@pytest.mark.parametrize("backend", ["thin", "tiles"])
+@pytest.mark.parametrize("backend", ["thin", "wide", "tiles"])
 @pytest.mark.parametrize("kind", ["hyla", "softmax"])
 @pytest.mark.parametrize("case", [SRAVEN, LANGUAGE], ids=["sraven", "language"])
 def test_the_same_bits_twice(case: Case, kind: str, backend: str) -> None:

@@ -80,7 +80,7 @@ def refusal(
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "tensors that are not empty"
     if backend == "tiles":
-        return _refusal_of_tiles(q, v)
+        return _refusal_of_tiles(q, v, kind)
     if q.device.type != "cuda" or torch.version.hip:
         return f"tensors on an NVIDIA GPU, not on {q.device}"
     return (
@@ -88,7 +88,7 @@ def refusal(
     )
 
 
-def _refusal_of_tiles(q: Tensor, v: Tensor) -> str | None:
+def _refusal_of_tiles(q: Tensor, v: Tensor, kind: Kind) -> str | None:
     heads, size = q.shape[-2], max(q.shape[-1], v.shape[-1])
     interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if q.device.type != "cuda" and not interpreted:
@@ -97,6 +97,8 @@ def _refusal_of_tiles(q: Tensor, v: Tensor) -> str | None:
         return "Triton (pip install triton)"
     if size > 128 or heads > 32:
         return f"at most 32 heads of size 128, not {heads} of {size}"
+    if kind.value_network == "deep" and not _kernels("tiles").deep_fits(heads, size, q.dtype):
+        return f"a smaller deep value network, not {heads} heads of {size} in {q.dtype}"
     return None
 
 

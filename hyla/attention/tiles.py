@@ -53,22 +53,21 @@ def tiles_for(kernel: str, form: Form, heads: int, size: int, dtype: torch.dtype
     columns = max(16, 2048 // (heads * dtype.itemsize))
     stages = 2 if kernel == "forward" and size <= columns else 1
     if linear:
-        side = 32 if heads <= 8 and dtype.itemsize == 2 else 16
+        side = 32 if heads <= 8 and size <= 64 and dtype.itemsize == 2 else 16
         return Tiles(side, side, columns, 8, stages)
     # The sum over queries, or over keys, needs 16 of them, the other axis does not.
-    other = 16 if dtype.itemsize == 2 and heads == 16 and not deep else 8
+    other = 16 if dtype.itemsize == 2 and heads == 16 and size <= 64 and not deep else 8
     queries, keys = (16, other) if kernel in ("key", "deep") else (other, 16)
     return Tiles(queries, keys, columns, 8, stages)
 
 
-def fits(form: Form, heads: int, size: int, dtype: torch.dtype) -> bool:
-    """Whether the tiles fit: a deep value network needs all columns of D and V at once.
+def deep_fits(heads: int, size: int, dtype: torch.dtype) -> bool:
+    """Whether the tiles of a deep value network fit, which needs all columns of D and V at once.
 
     size: the larger of D and V.
     """
-    columns = max(16, triton.next_power_of_2(size))
-    row = max(16, triton.next_power_of_2(heads)) * columns * dtype.itemsize
-    return heads <= 32 and size <= 128 and (form.value_network != "deep" or row <= 4096)
+    heads, size = (max(16, triton.next_power_of_2(number)) for number in (heads, size))
+    return heads * size * dtype.itemsize <= (4096 if dtype.itemsize == 2 else 2048)
 
 
 def _constants(q_NQHD: Tensor, k_NKHD: Tensor, v_NKHV: Tensor, form: Form) -> dict[str, Any]:

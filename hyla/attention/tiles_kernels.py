@@ -239,7 +239,9 @@ def _column_gradient(
     one needs all columns.
     """
     if NETWORK == "linear":
-        da_hqk = tl.dot(do, tl.permute(_phi(v, RELU), (0, 2, 1)), input_precision=PRECISION)
+        da_hqk = tl.dot(
+            do, tl.permute(_phi(v, RELU).to(v.dtype), (0, 2, 1)), input_precision=PRECISION
+        )
         dz = do
     else:
         exact_hqk = a_hqk
@@ -366,7 +368,9 @@ def forward_kernel(
         a_hqk, _ = _code(s_hqk, lse_hq, eps, H, NORMALISER)
         a_hqk = a_hqk.to(v_tile.dtype)
         if LINEAR:
-            out_tile = tl.dot(a_hqk, _phi(v_tile, RELU), out_tile, input_precision=PRECISION)
+            out_tile = tl.dot(
+                a_hqk, _phi(v_tile, RELU).to(v_tile.dtype), out_tile, input_precision=PRECISION
+            )
         else:
             y_kqv = _phi(_hidden(a_hqk, v_tile, PRECISION), RELU).to(v_tile.dtype)
             if NETWORK == "deep":
