@@ -20,6 +20,8 @@ from hyla.errors import bad_value, unknown_name
 
 BACKENDS = ("reference", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Looked up here: torch.compile does not follow the search. Nothing is imported.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,13 @@ def _refusal_of_tiles(q: Tensor, v: Tensor, kind: Kind) -> str | None:
     interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if q.device.type != "cuda" and not interpreted:
         return f"tensors on a GPU, not on {q.device}"
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "Triton (pip install triton)"
     if size > 128 or heads > 32:
         return f"at most 32 heads of size 128, not {heads} of {size}"
-    if kind.value_network == "deep" and not _kernels("tiles").deep_fits(heads, size, q.dtype):
+    # Of a deep value network all numbers of all heads must fit into the memory of a multiprocessor.
+    padded = max(16, 1 << (heads - 1).bit_length()) * max(16, 1 << (size - 1).bit_length())
+    if kind.value_network == "deep" and padded > (2048 if q.element_size() == 2 else 512):
         return f"a smaller deep value network, not {heads} heads of {size} in {q.dtype}"
     return None
 

@@ -61,15 +61,6 @@ def tiles_for(kernel: str, form: Form, heads: int, size: int, dtype: torch.dtype
     return Tiles(queries, keys, columns, 8, stages)
 
 
-def deep_fits(heads: int, size: int, dtype: torch.dtype) -> bool:
-    """Whether the tiles of a deep value network fit, which needs all columns of D and V at once.
-
-    size: the larger of D and V.
-    """
-    heads, size = (max(16, triton.next_power_of_2(number)) for number in (heads, size))
-    return heads * size * dtype.itemsize <= (4096 if dtype.itemsize == 2 else 2048)
-
-
 def _constants(q_NQHD: Tensor, k_NKHD: Tensor, v_NKHV: Tensor, form: Form) -> dict[str, Any]:
     """The arguments that all kernels take alike."""
     heads = triton.next_power_of_2(q_NQHD.shape[2])

@@ -19,7 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 # For each kernel, for up to 8 and up to 16 heads: how many teams of warps share a tile of keys (or
 # queries), how many blocks a multiprocessor, how many tiles of a block are in shared memory.
 TUNING = {
-    "forward": ((8, 1, 2), (4, 1, 1)),
+    "forward": ((4, 2, 1), (4, 1, 1)),
     "query_gradient": ((4, 1, 2), (2, 1, 1)),
     "key_gradient": ((4, 1, 2), (2, 1, 1)),
 }
