@@ -31,6 +31,10 @@ static unsigned pack(float low, float high) { return narrow(low) | (unsigned)nar
 
 static unsigned pack_relu(float low, float high) { return pack(max(low, 0.f), max(high, 0.f)); }
 
+static unsigned positive_halves(unsigned both) {
+  return (both & 0x7fff ? 0xffffu : 0u) | (both & 0x7fff0000 ? 0xffff0000u : 0u);
+}
+
 template <typename Row>
 static void copy(Row* to, const void* from, bool exists) {
   memset(to, 0, 16);
@@ -108,4 +112,12 @@ static void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsig
 }
 static void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
   multiply_halves(c, {nullptr, {a0, a1}, {b}}, 8);
+}
+static void product(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  c[0] = c[1] = c[2] = c[3] = 0.f;
+  multiply(c, a0, a1, a2, a3, b0, b1);
+}
+static void product(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+  c[0] = c[1] = c[2] = c[3] = 0.f;
+  multiply(c, a0, a1, b);
 }

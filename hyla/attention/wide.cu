@@ -151,6 +151,19 @@ __device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigne
       "{%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
 }
+// c = a b: saves four instructions that make zeros.
+__device__ inline void product(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                               unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBER "." NUMBER ".f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
+}
+__device__ inline void product(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32." NUMBER "." NUMBER ".f32 {%0, %1, %2, %3}, "
+      "{%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(b), "f"(0.f));
+}
 // Two numbers rounded, the first in the lower half.
 __device__ inline unsigned pack(float low, float high) {
   unsigned both;
@@ -161,6 +174,13 @@ __device__ inline unsigned pack_relu(float low, float high) {
   unsigned both;
   asm("cvt.rn.relu." NUMBER "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+// All bits of each half that is above 0, of two numbers that are not below: adding sets the sign
+// where one is not 0, and prmt copies signs.
+__device__ inline unsigned positive_halves(unsigned both) {
+  unsigned mask;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(both + 0x7fff7fffu));
+  return mask;
 }
 __device__ inline float widen(number x) {
 #if TYPE == 1
@@ -177,14 +197,18 @@ __device__ inline float low(unsigned both) { return widen((number)both); }
 __device__ inline float high(unsigned both) { return widen((number)(both >> 16)); }
 __device__ inline unsigned pack_phi(float low, float high) { return RELU ? pack_relu(low, high) : pack(low, high); }
 
-// TOKENS tokens from `start`, zero where there are none, by the threads first, first + step, ...
-template <int TOKENS, bool BY_HEAD>
-__device__ inline void copy_tokens(Chunk* to, const number* x, int start, int tokens, int first, int step) {
-#pragma unroll 1
-  for (int i = first; i < TOKENS * CHUNKS; i += step) {
-    int token = i / CHUNKS, h = i % CHUNKS / (SIZE / 8), c = i % (SIZE / 8);
+// TOKENS tokens from `start`, zero where there are none, by STEP threads: CHUNKS is a multiple of STEP
+// or STEP of CHUNKS, so that a thread has always the same chunk of a token, or token.
+template <int TOKENS, int STEP, bool BY_HEAD>
+__device__ inline void copy_tokens(Chunk* to, const number* x, int start, int tokens, int thread) {
+  thread = forget(thread);
+#pragma unroll
+  for (int i = 0; i < TOKENS * CHUNKS; i += STEP) {
+    int token = i / CHUNKS + thread / CHUNKS, chunk = i % CHUNKS + thread % CHUNKS;
+    int h = chunk / (SIZE / 8), c = chunk % (SIZE / 8);
+    if (TOKENS * CHUNKS % STEP && token >= TOKENS) break;
     bool exists = start + token < tokens && h < HEADS;
-    const number* from = exists ? x + ((size_t)(start + token) * HEADS + h) * SIZE + c * 8 : x;
+    const number* from = exists ? x + ((start + token) * HEADS * SIZE + chunk * 8) : x;
     copy(to + (BY_HEAD ? by_head(token, h, c) : by_token(token, h, c)), from, exists);
   }
 }
@@ -261,8 +285,9 @@ __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZ
   wait_for_team(warp);
 }
 
-// c += sum over heads of a and b, given for the rounded code and, if EXACT, for the rest of it.
-// m0, m1 are the upper and lower half of a 16 x 8 matrix for each block of heads.
+// c = sum over heads of m and n, of which one is the rounded code; if EXACT, also with the rest of it
+// in its place. m0, m1 are the upper and lower half of a 16 x 8 matrix for each block of heads.
+// Products over 8, as the numbers lie: for those over 16 they would have to be copied together.
 template <bool EXACT, bool CODE_LEFT>
 __device__ inline void sum_over_heads(float (&c)[4], const unsigned (&m0)[HEAD_BLOCKS],
                                       const unsigned (&m1)[HEAD_BLOCKS], const unsigned (&n)[HEAD_BLOCKS],
@@ -270,9 +295,10 @@ __device__ inline void sum_over_heads(float (&c)[4], const unsigned (&m0)[HEAD_B
                                       const unsigned (&rest1)[HEAD_BLOCKS]) {
 #pragma unroll
   for (int block = 0; block < HEAD_BLOCKS; block++) {
-    if constexpr (!EXACT) multiply(c, m0[block], m1[block], n[block]);
-    else if constexpr (CODE_LEFT) multiply(c, m0[block], m1[block], rest0[block], rest1[block], n[block], n[block]);
-    else multiply(c, m0[block], m1[block], m0[block], m1[block], n[block], rest0[block]);
+    if (block == 0) product(c, m0[0], m1[0], n[0]);
+    else multiply(c, m0[block], m1[block], n[block]);
+    if constexpr (EXACT && CODE_LEFT) multiply(c, rest0[block], rest1[block], n[block]);
+    if constexpr (EXACT && !CODE_LEFT) multiply(c, m0[block], m1[block], rest0[block]);
   }
 }
 
@@ -295,30 +321,32 @@ struct ColumnCode {
   }
 };
 
-// P of all columns, for 16 numbers of the vectors, to the patch; as phi(P) if rows are queries.
+// P of all columns, for 16 numbers of the vectors, to the patch; as phi(P) if rows are queries. A warp
+// issues in order: four columns are loaded before it waits for the first.
 __device__ inline void mix_columns(Chunk* patch, const ColumnCode& code, const Chunk* values, int d, int lane) {
   Address first = address(patch + lane / 8 % 2 * PAIRS + slot(lane / 16, lane % 8));
 #pragma unroll
-  for (int y = 0; y < COLUMNS; y += 2) {
-    unsigned v0[2][HEAD_BLOCKS], v1[2][HEAD_BLOCKS], packed[4];
+  for (int y = 0; y < COLUMNS; y += 4) {
+    unsigned v0[4][HEAD_BLOCKS], v1[4][HEAD_BLOCKS], packed[2][4];
 #pragma unroll
-    for (int block = 0; block < HEAD_BLOCKS; block++) {
+    for (int i = 0; i < 2 * HEAD_BLOCKS; i++) {
+      int pair = i / HEAD_BLOCKS * 2, block = i % HEAD_BLOCKS;
       unsigned m[4];
-      load_transposed(m, address(values + by_head(y + lane / 16, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-      v0[0][block] = m[0], v1[0][block] = m[1], v0[1][block] = m[2], v1[1][block] = m[3];
+      load_transposed(m, address(values + by_head(y + pair + lane / 16, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
+      v0[pair][block] = m[0], v1[pair][block] = m[1], v0[pair + 1][block] = m[2], v1[pair + 1][block] = m[3];
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float p[4] = {};
+    for (int i = 0; i < 4; i++) {
+      float p[4];
       const unsigned(&rest)[HEAD_BLOCKS] = code.rest[code.EXACT ? y + i : 0];
       sum_over_heads<ColumnCode::EXACT, false>(p, v0[i], v1[i], code.rounded[y + i], rest, rest);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float first = p[2 * half], second = p[2 * half + 1];
-        packed[2 * i + half] = KEYS ? pack(first, second) : pack_phi(first, second);
-      }
+      for (int half = 0; half < 2; half++)
+        packed[i / 2][i % 2 * 2 + half] =
+            KEYS ? pack(p[2 * half], p[2 * half + 1]) : pack_phi(p[2 * half], p[2 * half + 1]);
     }
-    store_transposed(at_column(first, y), packed);
+    store_transposed(at_column(first, y), packed[0]);
+    store_transposed(at_column(first, y + 2), packed[1]);
   }
 }
 
@@ -356,42 +384,48 @@ __device__ inline void add_values(float (&sum)[HEAD_BLOCKS][4], const unsigned (
 }
 
 // da += row_h u, and w to the patch in the place of P. Returns u, as a matrix of columns and numbers.
-__device__ inline void add_row_gradient(float (&da)[HEAD_BLOCKS][4], unsigned (&u)[4], Chunk* patch,
-                                        const Own& own, int x, int d, int lane) {
-  unsigned rounded[2][HEAD_BLOCKS], rest[2][HEAD_BLOCKS], v[2][HEAD_BLOCKS], p[4], w[4];
-  load_row_code(rounded, rest, address(own.code + slot(lane % 16, 0)), x, lane);
-  Address place = at_row(address(patch + lane / 16 * PAIRS + slot(lane % 16, 0)), x);
-  load(p, place);
+// Of two rows, so that one has something to do while the other waits.
+__device__ inline void add_row_gradients(float (&da)[ROWS][HEAD_BLOCKS][4], unsigned (&u)[2][4],
+                                         Chunk* patch, const Own& own, int x, int d, int lane) {
+  unsigned rounded[2][2][HEAD_BLOCKS], rest[2][2][HEAD_BLOCKS], v[2][2][HEAD_BLOCKS], p[2][4], w[2][4];
+  Address code = address(own.code + slot(lane % 16, 0));
+  Address place = address(patch + lane / 16 * PAIRS + slot(lane % 16, 0));
 #pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++) {
-    unsigned m[2];
-    load_transposed(m, address(own.values + by_head(x, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-    v[0][block] = m[0], v[1][block] = m[1];
+  for (int i = 0; i < 2; i++) {
+    load_row_code(rounded[i], rest[i], code, x + i, lane);
+#pragma unroll
+    for (int block = 0; block < HEAD_BLOCKS; block++) {
+      unsigned m[2];
+      load_transposed(m, address(own.values + by_head(x + i, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
+      v[i][0][block] = m[0], v[i][1][block] = m[1];
+    }
+    load(p[i], at_row(place, x + i));
   }
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    float r[4] = {};
-    sum_over_heads<KEYS, true>(r, rounded[0], rounded[1], v[half], rest[0], rest[1]);
+  for (int i = 0; i < 2; i++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      int at = 2 * half + i;
-      float first = r[2 * i], second = r[2 * i + 1];
-      if constexpr (KEYS) {
-        u[at] = RELU ? p[at] & ((first > 0.f ? 0xffffu : 0u) | (second > 0.f ? 0xffff0000u : 0u)) : p[at];
-        w[at] = pack_phi(first, second);
-      } else {
-        u[at] = p[at];
-        // phi(P) is not negative, so it is 0 where its bits are.
-        w[at] = RELU ? pack(p[at] & 0xffffu ? first : 0.f, p[at] >> 16 ? second : 0.f) : pack(first, second);
+    for (int half = 0; half < 2; half++) {
+      float r[4];
+      sum_over_heads<KEYS, true>(r, rounded[i][0], rounded[i][1], v[i][half], rest[i][0], rest[i][1]);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        int at = 2 * half + j;
+        w[i][at] = KEYS ? pack_phi(r[2 * j], r[2 * j + 1]) : pack(r[2 * j], r[2 * j + 1]);
+        u[i][at] = p[i][at];
+        if constexpr (RELU && KEYS) u[i][at] &= positive_halves(w[i][at]);
+        if constexpr (RELU && !KEYS) w[i][at] &= positive_halves(p[i][at]);
       }
     }
   }
-  store(place, w);
 #pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++) {
-    unsigned m[2];
-    load(m, address(own.values + by_head(x, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-    multiply(da[block], u[0], u[1], u[2], u[3], m[0], m[1]);
+  for (int i = 0; i < 2; i++) {
+#pragma unroll
+    for (int block = 0; block < HEAD_BLOCKS; block++) {
+      unsigned m[2];
+      load(m, address(own.values + by_head(x + i, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
+      multiply(da[x + i][block], u[i][0], u[i][1], u[i][2], u[i][3], m[0], m[1]);
+    }
+    store(at_row(place, x + i), w[i]);
   }
 }
 
@@ -399,16 +433,17 @@ __device__ inline void add_row_gradient(float (&da)[HEAD_BLOCKS][4], unsigned (&
 __device__ inline void add_column_gradient(float (&da)[COLUMNS][HEAD_BLOCKS][2], const Chunk* patch,
                                            const Chunk* values, int y, int d, int lane) {
   unsigned w[4];
-  load(w, at_column(address(patch + lane / 8 % 2 * PAIRS + slot(lane / 16, lane % 8)), y));
+  // The upper half of the matrix is of column y, the lower of the next: one of them counts each time.
+  load(w, at_column(address(patch + lane / 16 * PAIRS + slot(lane / 8 % 2, lane % 8)), y));
 #pragma unroll
   for (int block = 0; block < HEAD_BLOCKS; block++) {
     unsigned v[4];
     load(v, address(values + by_head(y + lane / 16, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      float c[4] = {da[y + i][block][0], da[y + i][block][1], 0.f, 0.f};
-      multiply(c, w[2 * i], 0u, w[2 * i + 1], 0u, v[2 * i], v[2 * i + 1]);
-      da[y + i][block][0] = c[0], da[y + i][block][1] = c[1];
+      float c[4];
+      product(c, w[0], w[1], w[2], w[3], v[2 * i], v[2 * i + 1]);
+      da[y + i][block][0] += c[2 * i], da[y + i][block][1] += c[2 * i + 1];
     }
   }
 }
@@ -434,6 +469,7 @@ __device__ inline void make_score_gradients(Own& own, const float (&da_row)[ROWS
   for (int block = 0; block < HEAD_BLOCKS; block++)
 #pragma unroll
     for (int y = 0; y < COLUMNS; y++) {
+      if (y / OWN_COLUMNS == warp.member) continue;  // added below
       float2& sum = mine[(block * PAIRS + slot(y, lane / 4)) * 4 + lane % 4];
       sum = {sum.x + da_column[y][block][0], sum.y + da_column[y][block][1]};
     }
@@ -449,6 +485,10 @@ __device__ inline void make_score_gradients(Own& own, const float (&da_row)[ROWS
       for (int member = 0; member < TEAM; member++) {
         float2 part = ((const float2*)own.patch[member])[(block * PAIRS + at) * 4 + lane % 4];
         da[block][0] += part.x, da[block][1] += part.y;
+        if (member == warp.member) {
+          const float(&rest)[2] = da_column[member * OWN_COLUMNS + column][block];
+          da[block][0] += rest[0], da[block][1] += rest[1];
+        }
       }
       if constexpr (NORMALISER == 1) {
         const Chunk* code = own.code + block * PAIRS + at;
@@ -524,14 +564,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   auto copy_columns = [&](int start) {
     if (start < end) {
       int buffer = start / COLUMNS % BUFFERS;
-      copy_tokens<COLUMNS, false>(shared.column[buffer], column, start, columns, threadIdx.x, THREADS);
-      copy_tokens<COLUMNS, true>(shared.values[buffer], column_values, start, columns, threadIdx.x, THREADS);
+      copy_tokens<COLUMNS, THREADS, false>(shared.column[buffer], column, start, columns, threadIdx.x);
+      copy_tokens<COLUMNS, THREADS, true>(shared.values[buffer], column_values, start, columns, threadIdx.x);
     }
     end_group_of_copies();
   };
   int thread = threadIdx.x % (TEAM * LANES);
-  copy_tokens<ROWS, false>(own.row, row, pairs.row, rows, thread, TEAM * LANES);
-  if constexpr (SCORES) copy_tokens<ROWS, true>(own.values, row_values, pairs.row, rows, thread, TEAM * LANES);
+  copy_tokens<ROWS, TEAM * LANES, false>(own.row, row, pairs.row, rows, thread);
+  if constexpr (SCORES) copy_tokens<ROWS, TEAM * LANES, true>(own.values, row_values, pairs.row, rows, thread);
   if (BUFFERS == 2) copy_columns(begin);
 
   float values[ROWS][OWN_D_BLOCKS][HEAD_BLOCKS][4] = {}, scores[OWN_HEADS][D_BLOCKS][4] = {};
@@ -557,22 +597,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       for (int block = 0; block < OWN_D_BLOCKS; block++) {
         int d = warp.member * OWN_D_BLOCKS + block;
         __syncwarp();
+        // Loaded again, where registers are too few to keep it.
+        if (KEYS && block > 0) column_code = ColumnCode(own, lane);
         mix_columns(patch, column_code, tile_values, d, lane);
         __syncwarp();
 #pragma unroll
-        for (int x = 0; x < ROWS; x++) {
-          unsigned u[4], row_code[HEAD_BLOCKS][2];
-          if constexpr (VALUES) load_row_code(row_code, address(own.code + slot(lane % 16, 0)), x);
+        for (int x = 0; x < ROWS; x += 2) {
+          unsigned u[2][4];
           if constexpr (SCORES) {
-            add_row_gradient(da_row[x], u, patch, own, x, d, lane);
-            if constexpr (VALUES) {
-              unsigned turned[4] = {transpose(u[0]), transpose(u[2]), transpose(u[1]), transpose(u[3])};
-              add_values(values[x][block], turned, row_code);
-            }
+            add_row_gradients(da_row, u, patch, own, x, d, lane);
           } else {
             Address first = address(patch + lane / 8 % 2 * PAIRS + slot(lane % 8 + lane / 16 * 8, 0));
-            load_transposed(u, at_row(first, x));
-            add_values(values[x][block], u, row_code);
+            load_transposed(u[0], at_row(first, x));
+            load_transposed(u[1], at_row(first, x + 1));
+          }
+#pragma unroll
+          for (int i = 0; i < 2 && VALUES; i++) {
+            unsigned row_code[HEAD_BLOCKS][2];
+            load_row_code(row_code, address(own.code + slot(lane % 16, 0)), x + i);
+            unsigned turned[4] = {u[i][0], u[i][1], u[i][2], u[i][3]};
+            if constexpr (SCORES) {
+              turned[0] = transpose(u[i][0]), turned[1] = transpose(u[i][2]);
+              turned[2] = transpose(u[i][1]), turned[3] = transpose(u[i][3]);
+            }
+            add_values(values[x + i][block], turned, row_code);
           }
         }
         if constexpr (SCORES) {
