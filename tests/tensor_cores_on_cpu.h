@@ -1,5 +1,4 @@
-// The instructions of wide.cu that the lanes of a warp do together, on a CPU.
-#include "cuda_on_cpu.h"
+// The instructions of wide.cu that the lanes of a warp do together, on a CPU. After cuda_on_cpu.h.
 
 struct Given {  // what a lane brings to an instruction
   const void* row;

@@ -1,76 +1,18 @@
 """The kernels of thin.cu, run on the CPU: against float64, with memory that starts as NaN."""
 
-import ctypes
-import subprocess
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from emulator import emulate
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention import fused, thin
+from hyla.attention import fused
 from hyla.attention.fused import Form
-
-HERE = Path(__file__).parent
-
-
-GXX = ("g++", "-std=c++20", "-O1", "-w", "-fPIC")
-
-
-@cache
-def precompiled_header(folder: Path) -> str:
-    """The name of a copy of cuda_on_cpu.h: parsing it takes longer than compiling a kernel."""
-    header = folder / "cuda_on_cpu.h"
-    header.write_text((HERE / header.name).read_text())
-    subprocess.run([*GXX, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
-    return header.name
-
-
-@cache
-def compiled(folder: Path, name: str, defines: tuple[tuple[str, int], ...]) -> Any:
-    source = folder / f"{abs(hash((name, defines)))}.cpp"
-    library = source.with_suffix(".so")
-    options = "".join(f"#define {key} {value}\n" for key, value in defines)
-    source.write_text(
-        f'#include "{precompiled_header(folder)}"\n{options}#include "{thin.SOURCE}"\n'
-        'extern "C" void launch(unsigned x, unsigned y, unsigned threads, void** given) {\n'
-        f"  arguments = given;\n  body = [] {{ call({name}); }};\n  run_grid(x, y, threads);\n}}\n"
-    )
-    subprocess.run([*GXX, "-shared", source, "-o", library], check=True)
-    return ctypes.CDLL(str(library)).launch
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp()
-
-    def compile_kernel(_: torch.device, name: str, defines: Any) -> Callable[..., None]:
-        launch = compiled(folder, name, defines)
-
-        def run(grid: tuple[int, ...], block: tuple[int, ...], arguments: list[Any]) -> None:
-            values = []
-            for argument in arguments:
-                if isinstance(argument, Tensor):
-                    values.append(ctypes.c_void_p(argument.data_ptr()))
-                else:
-                    kind = ctypes.c_int if isinstance(argument, int) else ctypes.c_double
-                    values.append(kind(argument))
-            pointers = (ctypes.c_void_p * len(values))(
-                *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
-            )
-            launch(*grid[:2], block[0], pointers)
-
-        return run
-
-    def poisoned(shape: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return like.new_full(tuple(shape), torch.nan, dtype=dtype or like.dtype)
-
-    monkeypatch.setattr(thin, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(fused, "empty", poisoned)
+    emulate(monkeypatch, tmp_path_factory.getbasetemp())
 
 
 def assert_near_float64(

@@ -201,7 +201,6 @@ def filled_with_nan(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def main() -> None:
-    from hyla.attention import tiles
 
     torch.set_num_threads(1)
     fused.empty = filled_with_nan(fused.empty)

@@ -1,28 +1,23 @@
 """Kernels for short sequences with thin heads, in CUDA through PyTorch's run-time compiler.
 
-The design is told in thin.cu. Triton has no way to say which numbers share a thread, and what it
-makes of these sizes is several times slower (docs/kernels.md). Shapes: as in `fused`.
+The design is told in thin.cu: it needs to say which numbers share a thread, as Triton cannot.
+Shapes: as in `fused`.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hyla.attention import fused
+from hyla.attention import cuda, fused
+from hyla.attention.cuda import LANES, TYPES, aligned
 from hyla.attention.fused import Form
 
-LANES = 32
-MAX_SIZE = 16
-MAX_HEADS = 64
 SHARED_BYTES = 48 * 1024
 SOURCE = Path(__file__).with_name("thin.cu")
 KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
 # warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time.
 TUNING = {
@@ -30,35 +25,6 @@ TUNING = {
     "query_gradient": (16, 1, 4, 4, 4),
     "key_gradient": (16, 1, 4, 4, 4),
 }
-
-
-@cache
-def compile_kernel(
-    device: torch.device,
-    name: str,
-    defines: tuple[tuple[str, int], ...],
-    source: Path = SOURCE,
-    shared_bytes: int = 0,
-) -> Callable[..., None]:
-    """A kernel for these sizes, as a function of grid, block and arguments."""
-    options = ["--std=c++17", *(f"-D{key}={value}" for key, value in defines)]
-    with torch.cuda.device(device):
-        _bind_context()
-        # Private, but nothing else in PyTorch compiles CUDA without a toolkit being installed.
-        kernel = torch.cuda._compile_kernel(source.read_text(), name, nvcc_options=options)
-        kernel.set_shared_memory_config(shared_bytes)
-
-    def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: list[Any]) -> None:
-        with torch.cuda.device(device):
-            _bind_context()
-            kernel(grid, block, arguments, shared_bytes)
-
-    return launch
-
-
-def _bind_context() -> None:
-    """A new thread, as autograd's, has no CUDA context before its first call of the runtime."""
-    torch.cuda.is_current_stream_capturing()
 
 
 class _Problem:
@@ -105,9 +71,7 @@ class _Problem:
             "BIAS_GRADIENT": bias_gradient, "LENGTHS": self.lengths is not None,
             "TYPE": TYPES.index(self.q.dtype),
         }  # fmt: skip
-        kernel = compile_kernel(
-            self.q.device, name, tuple((key, int(x)) for key, x in defines.items())
-        )
+        kernel = cuda.compile_kernel(self.q.device, SOURCE, name, cuda.options(defines))
         tokens = keys if name == "key_gradient" else queries
         grid = (self.blocks(name), -(-tokens // (warps * rows)), 1)
         scalars = [self.q.shape[0] // self.members, queries, keys, self.form.scale, self.form.eps]
@@ -126,12 +90,6 @@ class _Problem:
             self.q, self.k, self.v, self.q if self.bias is None else self.bias,
             self.q if self.lengths is None else self.lengths,
         )  # fmt: skip
-
-
-def aligned(x: Tensor) -> Tensor:
-    """Contiguous, and at an address from which 16 bytes can be copied at once."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def forward(

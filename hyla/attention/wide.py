@@ -5,17 +5,14 @@ The design is told in wide.cu. Shapes: as in `fused`.
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from hyla.attention import fused, thin
+from hyla.attention import cuda, fused
+from hyla.attention.cuda import LANES, TYPES, aligned
 from hyla.attention.fused import Form
 
 SOURCE = Path(__file__).with_name("wide.cu")
 ROWS, COLUMNS = 8, 16
-SIZES = (32, 64)
-MAX_HEADS = 16
-DTYPES = (torch.bfloat16, torch.float16)
 # For each kernel, for up to 8 and up to 16 heads: how many teams of warps share a tile of keys (or
 # queries), how many blocks a multiprocessor, how many tiles of a block are in shared memory.
 TUNING = {
@@ -50,18 +47,16 @@ def _launch(
         "MODE": MODES.index(mode), "HEADS": heads, "SIZE": size, "TEAMS": teams,
         "BLOCKS": blocks, "BUFFERS": buffers,
         "NORMALISER": form.normaliser == "rms_head", "RELU": form.relu, "CAUSAL": form.causal,
-        "LENGTHS": lengths is not None, "TYPE": thin.TYPES.index(q.dtype),
+        "LENGTHS": lengths is not None, "TYPE": TYPES.index(q.dtype),
     }  # fmt: skip
     shared = _shared_bytes(mode, heads, size, teams, buffers)
-    kernel = thin.compile_kernel(
-        q.device, "wide", tuple((key, int(x)) for key, x in defines.items()), SOURCE, shared
-    )
+    kernel = cuda.compile_kernel(q.device, SOURCE, "wide", cuda.options(defines), shared)
     rows, tensors = queries, [q, k, grad, v]
     if mode == "key_gradient":
         rows, tensors = keys, [k, q, v, grad]
     arguments = [*tensors, q if lengths is None else lengths, value_sums, score_sums]
     grid = (sequences * -(-rows // (teams * ROWS)), 1, 1)
-    threads = teams * min(2 * head_blocks, size // 16) * thin.LANES
+    threads = teams * min(2 * head_blocks, size // 16) * LANES
     scalars = [sequences, queries, keys, form.scale, form.eps]
     kernel(grid, (threads, 1, 1), [*arguments, *scalars])
 
@@ -76,7 +71,7 @@ def forward(
     form: Form,
 ) -> tuple[Tensor, None]:
     """The output."""
-    q, k, v = (thin.aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
+    q, k, v = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
     out = fused.empty(q.shape, v)
     _launch("forward", q, k, v, q, lengths_N, out, out, form)
     return out, None
@@ -97,7 +92,7 @@ def backward(
     need_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     """The gradients of q, k and v."""
-    q, k, v, grad = (thin.aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV, grad_NQHV))
+    q, k, v, grad = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV, grad_NQHV))
     dq, dk, dv = (fused.empty(x.shape, x) for x in (q, k, v))
     _launch("query_gradient", q, k, v, grad, lengths_N, dq, dq, form)
     _launch("key_gradient", q, k, v, grad, lengths_N, dv, dk, form)
