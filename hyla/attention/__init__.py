@@ -61,19 +61,15 @@ def attend(
     phi = find_activation(kind, activation)
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
+    standard = kind.normaliser == "softmax" and kind.value_network == "linear" and phi is identity
+    if standard and bias is None and backend in (None, "reference"):
+        return _standard_attention(q, k, v, causal, mask, lengths, scale)
     biased = bias is not None or mask is not None
     chosen = fused.choose(backend, q, k, v, kind, activation, biased)
     if chosen != "reference":
         relu = phi is not identity
         form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
         return fused.attend(q, k, v, form, chosen, mask=mask, lengths=lengths, bias=bias, deep=deep)
-    if (
-        bias is None
-        and kind.normaliser == "softmax"
-        and kind.value_network == "linear"
-        and phi is identity
-    ):
-        return _standard_attention(q, k, v, causal, mask, lengths, scale)
     allowed = _allowed(q, k, causal, mask, lengths, bias)
     code_BHQK = reference.latent_code(
         q, k, kind.normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed

@@ -54,8 +54,6 @@ def choose(
         return backend
     if q.device.type != "cuda":
         return "reference"
-    if kind.normaliser == "softmax" and kind.value_network == "linear" and not biased:
-        return "reference"  # which is PyTorch's own fused attention
     for candidate in _preferred(q, k):
         if refusal(candidate, q, k, v, kind, activation, biased) is None:
             return candidate
