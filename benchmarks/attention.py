@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyla import attend
-from hyla.attention.fused import BACKENDS
+from hyla import KINDS, attend
+from hyla.attention.fused import BACKENDS, choose
 
 # Of the output, and of the gradients, by norm. A rounding error may switch a ReLU: one in a
 # thousand in bf16, a single one in fp32 (docs/performance.md); tests/shapes.py avoids those.
@@ -278,6 +278,8 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
     fused = hyla(shape, options.backend)
     errors = check(shape, fused, device)
     sets = input_sets(shape, device)
+    q, k, v, bias = sets[0][0]
+    chosen = choose(options.backend, q, k, v, KINDS["hyla"], "relu", bias is not None)
     contenders = {"fused": fused, "softmax": softmax(shape)}
     if not options.no_reference:
         torch.compiler.reset()
@@ -287,7 +289,8 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
     runs = {"forward": forward}
     if shape.backward:
         runs["forward and backward"] = backward
-    found: dict[str, Any] = {"output_error": errors[0], "gradient_error": errors[1], "times": {}}
+    found: dict[str, Any] = {"backend": chosen, "output_error": errors[0]}
+    found |= {"gradient_error": errors[1], "times": {}}
     for what, run in runs.items():
         row: dict[str, Any] = {**shape.floor(what), "with_launches": []}
         for name, attention in contenders.items():
@@ -325,14 +328,15 @@ def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Name
     if options.json:
         described = asdict(shape) | {"dtype": str(shape.dtype).removeprefix("torch.")}
         about = {"device": device_name(options.device), "torch": torch.__version__}
-        record = {"name": name, "shape": described, "backend": options.backend, **found, **about}
+        record = {"name": name, "shape": described, **found, **about}
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
         return
     sizes = f"{shape.batch} x {shape.queries} x {shape.keys} keys, {shape.heads} x {shape.size}"
     extra = (", causal" if shape.causal else "") + (", bias" if shape.bias else "")
     sys.stdout.write(
-        f"{name}: {sizes}, {str(shape.dtype).removeprefix('torch.')}{extra}; output off by "
+        f"{name}: {sizes}, {str(shape.dtype).removeprefix('torch.')}{extra}; "
+        f"{found.get('backend', options.backend or 'chosen backend')}, output off by "
         f"{found['output_error']:.0e}, gradients by {found['gradient_error']:.0e}\n"
     )
     for what, row in found.get("times", {}).items():
@@ -374,9 +378,13 @@ def main() -> None:
                         help=f"of {', '.join(names)}, and tiny for a CPU")  # fmt: skip
     parser.add_argument("--backend", choices=BACKENDS, help="by default the one that is chosen")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30, help="at least so many calls are timed")
+    parser.add_argument("--json", action="store_true", help="one line for each shape")
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not on_gpu:
+        parser.error(f"argument --device: {options.device}, but PyTorch finds no CUDA device")
+    if options.repeats < 1:
+        parser.error(f"argument --repeats: {options.repeats}, expected at least 1")
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("highest")
     if not options.json:

@@ -123,6 +123,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for a CPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"argument --device: {options.device}, but PyTorch finds no CUDA device")
+    if min(options.batch, options.steps) < 1:
+        parser.error("arguments --batch and --steps: expected at least 1")
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("highest")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

@@ -4,6 +4,7 @@ The kernels are replaced by the reference in float32 (`StandIn`), so that the op
 on a CPU.
 """
 
+import contextlib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hyla import KINDS, attend
 from hyla.attention import fused, reference
@@ -138,6 +140,9 @@ def test_an_unknown_backend_is_refused() -> None:
         attend(**inputs(), backend="tile")
 
 
+HALF = {"dtype": torch.bfloat16}
+
+
 @pytest.mark.parametrize(
     "backend, shape, options, reason",
     [
@@ -155,11 +160,25 @@ def test_an_unknown_backend_is_refused() -> None:
         ("tiles", (1, 2, 3, 129), {}, "at most 32 heads of size 128, not 3 of 129"),
         ("tiles", (1, 2, 33, 4), {}, "at most 32 heads of size 128, not 33 of 4"),
         ("thin", (1, 2, 3, 4), {"kind": "hyla+deep"}, "a kind without the deep value network"),
+        ("tiles", (1, 2, 8, 64), {"kind": "hyla+deep"}, "heads x size of at most 512 .*not 8 x 64"),
+        ("wide", (1, 2, 8, 64), {}, "bfloat16 or float16 tensors, not float32"),
+        ("wide", (1, 2, 8, 48), HALF, "at most 16 heads of size 32 or 64, not 8 of .48, 48."),
+        ("wide", (1, 2, 17, 32), HALF, "at most 16 heads of size 32 or 64, not 17"),
+        ("wide", (1, 2, 8, 64), {**HALF, "biased": True}, "no bias and no mask"),
+        ("wide", (1, 2, 8, 64), {**HALF, "kind": "linear"}, "'mlp' without softmax, .*'Linear att"),
+        ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9.0"),
+        ("thin", (1, 2, 3, 4), {"capability": (7, 5)}, "compute capability 8.0"),
     ],
 )
 def test_a_backend_says_what_it_cannot_do(
-    backend: str, shape: tuple[int, ...], options: dict[str, Any], reason: str
+    backend: str,
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    capability = options.get("capability", (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     # No GPU is needed to be told: this is all that is asked of a tensor.
     x: Any = SimpleNamespace(
         shape=torch.Size(shape),
@@ -168,8 +187,31 @@ def test_a_backend_says_what_it_cannot_do(
         device=torch.device(options.get("device", "cuda")),
     )
     kind = KINDS[options.get("kind", "hyla")]
-    with pytest.raises(ValueError, match=rf"^backend: expected .*{reason}.*, got {backend}\.$"):
-        fused.choose(backend, x, x, x, kind, options.get("activation", "relu"), False)
+    activation, biased = options.get("activation", "relu"), options.get("biased", False)
+    with pytest.raises(ValueError, match=rf"^backend: '{backend}' needs .*{reason}.*; None takes"):
+        fused.choose(backend, x, x, x, kind, activation, biased)
+
+
+def test_the_interpreter_refuses_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q = torch.randn(1, 2, 3, 4)
+    assert fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False) == "tiles"
+    for context in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
+        with (
+            context,
+            pytest.raises(ValueError, match=r"needs float32 or float16 in Triton's inter"),
+        ):
+            fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False)
+        q = q.bfloat16()
+
+
+def test_forward_mode_is_refused_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q = torch.randn(1, 2, 3, 4)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(ValueError, match="'tiles' needs reverse mode"):
+            attend(dual, q, q, backend="tiles")
 
 
 def test_a_kind_without_a_nonlinearity_ignores_the_activation(stand_in: StandIn) -> None:

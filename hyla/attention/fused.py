@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hyla.attention.variants import Kind
-from hyla.errors import bad_value, unknown_name
+from hyla.errors import unknown_name
 
 BACKENDS = ("reference", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,7 +51,8 @@ def choose(
             raise unknown_name("backend", backend, BACKENDS)
         reason = refusal(backend, q, k, v, kind, activation, biased)
         if reason is not None:
-            raise bad_value("backend", backend, reason)
+            message = f"backend: {backend!r} needs {reason}; None takes what can do the call."
+            raise ValueError(message)
         return backend
     if q.device.type != "cuda":
         return "reference"
@@ -72,35 +74,52 @@ def _preferred(q: Tensor, k: Tensor) -> tuple[str, ...]:
 def refusal(
     backend: str, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, biased: bool
 ) -> str | None:
-    """What a kernel would need and these tensors are not; None if it can do them."""
-    if q.dtype not in DTYPES:
-        return f"float32, bfloat16 or float16 tensors, not {q.dtype}"
+    """What a kernel would need and does not find; None if it can do the call."""
+    if q.device.type != "cuda" and not (backend == "tiles" and _interpreted(q)):
+        return f"tensors on {'a' if backend == 'tiles' else 'an NVIDIA'} GPU, not on {q.device}"
+    dtype = _dtype(q)
+    if dtype not in DTYPES:
+        return f"float32, bfloat16 or float16 tensors, not {dtype}"
     if kind.nonlinear and activation != "relu":
         return f"the activation 'relu', not {activation!r}"
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "tensors that are not empty"
+    if forward_ad._current_level >= 0:
+        return "reverse mode: kernels have no forward-mode derivatives"
     if backend == "tiles":
-        return _refusal_of_tiles(q, v, kind)
-    if q.device.type != "cuda" or torch.version.hip:
-        return f"tensors on an NVIDIA GPU, not on {q.device}"
-    return (
-        _refusal_of_thin(q, v, kind) if backend == "thin" else _refusal_of_wide(q, v, kind, biased)
-    )
+        return _refusal_of_tiles(q, v, dtype, kind)
+    if torch.version.hip:
+        return "an NVIDIA GPU"
+    if backend == "thin":
+        return _refusal_of_thin(q, v, kind)
+    return _refusal_of_wide(q, v, dtype, kind, biased)
 
 
-def _refusal_of_tiles(q: Tensor, v: Tensor, kind: Kind) -> str | None:
+def _dtype(q: Tensor) -> torch.dtype:
+    """What a kernel gets: under autocast not the dtype of q."""
+    if q.dtype in DTYPES and torch.is_autocast_enabled(q.device.type):
+        return torch.get_autocast_dtype(q.device.type)
+    return q.dtype
+
+
+def _interpreted(q: Tensor) -> bool:
+    return q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _refusal_of_tiles(q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind) -> str | None:
     heads, size = q.shape[-2], max(q.shape[-1], v.shape[-1])
-    interpreted = q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if q.device.type != "cuda" and not interpreted:
-        return f"tensors on a GPU, not on {q.device}"
     if not HAS_TRITON:
-        return "Triton (pip install triton)"
+        return "Triton (pip install 'triton>=3.6')"
+    if _interpreted(q) and dtype == torch.bfloat16:
+        return "float32 or float16 in Triton's interpreter, which multiplies bfloat16 wrongly"
     if size > 128 or heads > 32:
         return f"at most 32 heads of size 128, not {heads} of {size}"
     # Of a deep value network all numbers of all heads must fit into the memory of a multiprocessor.
     padded = max(16, 1 << (heads - 1).bit_length()) * max(16, 1 << (size - 1).bit_length())
-    if kind.value_network == "deep" and padded > (2048 if q.element_size() == 2 else 512):
-        return f"a smaller deep value network, not {heads} heads of {size} in {q.dtype}"
+    most = 2048 if dtype.itemsize == 2 else 512
+    if kind.value_network == "deep" and padded > most:
+        expected = f"heads x size of at most {most} for a deep value network in {dtype}"
+        return f"{expected} (both at least 16, and powers of two), not {heads} x {size}"
     return None
 
 
@@ -115,16 +134,18 @@ def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
     return None
 
 
-def _refusal_of_wide(q: Tensor, v: Tensor, kind: Kind, biased: bool) -> str | None:
+def _refusal_of_wide(
+    q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind, biased: bool
+) -> str | None:
     heads, sizes = q.shape[-2], (q.shape[-1], v.shape[-1])
-    if q.dtype == torch.float32:
+    if dtype == torch.float32:
         return "bfloat16 or float16 tensors, not float32"
     if torch.cuda.get_device_capability(q.device) < (9, 0):
         return "an NVIDIA GPU of compute capability 9.0 or more"
     if kind.value_network != "mlp" or kind.normaliser == "softmax":
         return f"a value network 'mlp' without softmax, not the kind {kind.title!r}"
     if biased:
-        return "neither a bias nor a mask"
+        return "no bias and no mask"
     if sizes not in ((32, 32), (64, 64)) or heads > 16:
         return f"at most 16 heads of size 32 or 64, not {heads} of {sizes}"
     return None
