@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hyla import KINDS, attend
 from hyla.attention.fused import BACKENDS, choose
+from hyla.train.population import COMPILER_OPTIONS
 
 # Of the output, and of the gradients, by norm. A rounding error may switch a ReLU: one in a
 # thousand in bf16, a single one in fp32 (docs/performance.md); tests/shapes.py avoids those.
@@ -41,7 +42,6 @@ PRODUCTS = {"forward": 3, "forward and backward": 11}
 # output's gradient and three gradients.
 QUERY_TENSORS = {"forward": 2, "forward and backward": 5}
 KEY_TENSORS = {"forward": 2, "forward and backward": 6}
-COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,19 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hyla import ModelConfig, MultiHeadAttention, Transformer, build, language_model
+from hyla.train.population import COMPILER_OPTIONS
 
 TOLERANCE = 0.02
 # At the start the loss says little: it is near log(words) whatever attention does. The gradient, by
 # norm over all parameters, may be as far off as that of the reference in bf16 and half as much
 # again: 1 % for softmax and 25 % for HYLA, where a rounding error may switch a ReLU.
 AS_BF16 = 1.5
-COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
 Loss = Callable[[Tensor], Tensor]
 

@@ -1,5 +1,5 @@
-// Enough of CUDA to run the kernels of thin.cu on a CPU: every thread of a block is a fiber, and
-// fibers take turns at __syncthreads and at exchanges between the lanes of a warp.
+// Enough of CUDA to run the kernels of hyla.attention on a CPU: every thread of a block is a fiber.
+// A warp runs until all its lanes wait at a barrier, so that one that is missing between warps shows.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,12 +78,21 @@ static void run_block(unsigned threads) {
   }
   for (unsigned left = threads; left;) {
     bool ran = false;
-    for (unsigned t = 0; t < threads; t++) {
-      if (fibers[t].done || fibers[t].waits) continue;
-      threadIdx.x = t;
-      swapcontext(&scheduler, &fibers[t].context);
-      left -= fibers[t].done;
-      ran = true;
+    // A warp goes on alone until all its lanes wait; warps in both orders, in turn.
+    static unsigned round;
+    round++;
+    for (unsigned i = 0; i < threads; i += 32) {
+      unsigned first = round % 2 ? i : threads - 32 - i;
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (unsigned t = first; t < first + 32; t++) {
+          if (fibers[t].done || fibers[t].waits) continue;
+          threadIdx.x = t;
+          swapcontext(&scheduler, &fibers[t].context);
+          left -= fibers[t].done;
+          ran = moved = true;
+        }
+      }
     }
     // When none can go on, those at the barriers of a part of the block do first.
     unsigned highest = 0;

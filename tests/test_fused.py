@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from hyla import KINDS, attend
 from hyla.attention import fused, reference
@@ -166,7 +167,10 @@ HALF = {"dtype": torch.bfloat16}
         ("wide", (1, 2, 17, 32), HALF, "at most 16 heads of size 32 or 64, not 17"),
         ("wide", (1, 2, 8, 64), {**HALF, "biased": True}, "no bias and no mask"),
         ("wide", (1, 2, 8, 64), {**HALF, "kind": "linear"}, "'mlp' without softmax, .*'Linear att"),
-        ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9.0"),
+        ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9 to 11"),
+        ("wide", (1, 2, 8, 64), {**HALF, "capability": (12, 0)}, "compute capability 9 to 11"),
+        ("tiles", (1, 2, 8, 64), {"capability": (8, 0)}, "compute capability 9 to 11"),
+        ("thin", (1, 262_141, 3, 4), {}, "at most 262140 tokens, not 262141"),
         ("thin", (1, 2, 3, 4), {"capability": (7, 5)}, "compute capability 8.0"),
     ],
 )
@@ -203,6 +207,29 @@ def test_the_interpreter_refuses_bfloat16(monkeypatch: pytest.MonkeyPatch) -> No
         ):
             fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False)
         q = q.bfloat16()
+
+
+def test_activation_checkpointing(stand_in: StandIn) -> None:
+    q, k, v = (torch.randn(2, 5, 3, 4, requires_grad=True) for _ in range(3))
+
+    def gradients(function: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(q, k, v).square().sum(), (q, k, v))
+
+    def fused_attend(*tensors: Tensor) -> Tensor:
+        return attend(*tensors, backend="thin")
+
+    def checkpointed(*tensors: Tensor) -> Tensor:
+        return checkpoint(fused_attend, *tensors, use_reentrant=False)
+
+    for given, expected in zip(gradients(checkpointed), gradients(fused_attend), strict=True):
+        assert given.equal(expected)
+
+
+def test_lengths_beyond_int32_are_no_limit(stand_in: StandIn) -> None:
+    q = torch.randn(2, 5, 3, 4)
+    lengths = torch.tensor([2**31, torch.iinfo(torch.int64).max])
+    given = attend(q, q, q, lengths=lengths, backend="thin")
+    torch.testing.assert_close(given, attend(q, q, q, backend="thin"))
 
 
 def test_forward_mode_is_refused_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import hyla.attention.fused
 from hyla import Kind, ModelConfig, MultiHeadAttention, attend, build, stack
+from hyla.attention.fused import choose
 from hyla.train import grid, sraven_run
 from hyla.train.population import COMPILER_OPTIONS, Population
 
@@ -119,9 +120,11 @@ def run(problems: list[Case], backend: str | None) -> int:
 
 def is_reference(case: Case) -> bool:
     """Whether a call without a backend is the reference itself, which in 16 bits rounds more."""
-    tensors = make(case, "cuda")
-    given, plain = (result(case, tensors, None, backend) for backend in (None, "reference"))
-    return given["output"].equal(plain["output"])
+    q, k, v = (make(case, "cuda")[name] for name in ("q", "k", "v"))
+    if case.kind == "softmax" and case.bias is None:
+        return True
+    biased = case.bias is not None or case.mask
+    return choose(None, q, k, v, case.form, "relu", biased) == "reference"
 
 
 @chunks(AUTOMATIC)
@@ -229,6 +232,8 @@ def test_the_same_bits_twice(case: Case, kind: str, backend: str) -> None:
     try:
         first, *others = (result(case, tensors, gradient, backend) for _ in range(5))
     except ValueError as error:
+        if not str(error).startswith(f"backend: {backend!r} needs"):
+            raise
         pytest.skip(str(error))
     for other in others:
         assert all(other[name].equal(first[name]) for name in first)

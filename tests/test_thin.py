@@ -65,7 +65,8 @@ def test_masks(kind: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads, size, value_size", [(16, 4, 4), (8, 2, 2), (5, 3, 7), (17, 4, 2), (31, 16, 16)]
+    "heads, size, value_size",
+    [(16, 4, 4), (8, 2, 2), (5, 3, 7), (17, 4, 2), (31, 16, 16), (64, 16, 16)],
 )
 def test_sizes(heads: int, size: int, value_size: int) -> None:
     assert_near_float64((3,), 1, 5, heads, size, value_size, "hyla")

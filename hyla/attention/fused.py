@@ -21,6 +21,10 @@ from hyla.errors import unknown_name
 
 BACKENDS = ("reference", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# thin needs asynchronous copies, wide and tiles 227 KiB of shared memory for a block.
+CAPABILITIES = {"thin": "8.0 or more", "wide": "9 to 11", "tiles": "9 to 11"}
+# What a grid of blocks can count.
+MAX_TOKENS = 262_140
 # Looked up here: torch.compile does not follow the search. Nothing is imported.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -86,10 +90,14 @@ def refusal(
         return "tensors that are not empty"
     if forward_ad._current_level >= 0:
         return "reverse mode: kernels have no forward-mode derivatives"
+    if max(q.shape[-3], k.shape[-3]) > MAX_TOKENS:
+        return f"at most {MAX_TOKENS} tokens, not {max(q.shape[-3], k.shape[-3])}"
+    if q.device.type == "cuda":
+        least, above = ((8, 0), (99, 0)) if backend == "thin" else ((9, 0), (12, 0))
+        if torch.version.hip or not least <= torch.cuda.get_device_capability(q.device) < above:
+            return f"an NVIDIA GPU of compute capability {CAPABILITIES[backend]}"
     if backend == "tiles":
         return _refusal_of_tiles(q, v, dtype, kind)
-    if torch.version.hip:
-        return "an NVIDIA GPU"
     if backend == "thin":
         return _refusal_of_thin(q, v, kind)
     return _refusal_of_wide(q, v, dtype, kind, biased)
@@ -129,8 +137,6 @@ def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
         return "a kind without the deep value network"
     if size > 16 or heads > 64:
         return f"at most 64 heads of size 16, not {heads} of {size}"
-    if torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "an NVIDIA GPU of compute capability 8.0 or more"
     return None
 
 
@@ -140,8 +146,6 @@ def _refusal_of_wide(
     heads, sizes = q.shape[-2], (q.shape[-1], v.shape[-1])
     if dtype == torch.float32:
         return "bfloat16 or float16 tensors, not float32"
-    if torch.cuda.get_device_capability(q.device) < (9, 0):
-        return "an NVIDIA GPU of compute capability 9.0 or more"
     if kind.value_network != "mlp" or kind.normaliser == "softmax":
         return f"a value network 'mlp' without softmax, not the kind {kind.title!r}"
     if biased:
@@ -175,7 +179,7 @@ def attend(
     if deep is not None:
         deep = _sets(deep.to(v.dtype), batch, tuple(deep.shape[-3:]))
     if lengths is not None:
-        lengths = lengths.reshape(-1).to(torch.int32)
+        lengths = lengths.clamp(max=keys).reshape(-1).to(torch.int32)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     apply: Any = _Function.apply if _in_transformation() else operator
     out, _ = apply(q, k, v, bias, lengths, deep, *astuple(form), backend)
@@ -292,9 +296,10 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     need_bias = ctx.needs_input_grad[3]
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them for a single look
     apply: Any = _BackwardFunction.apply if _in_transformation() else backward_operator
-    dq, dk, dv, dbias, ddeep = apply(grad, *ctx.saved_tensors, *ctx.options, need_bias)
-    has_deep = ctx.saved_tensors[5] is not None
+    dq, dk, dv, dbias, ddeep = apply(grad, *saved, *ctx.options, need_bias)
+    has_deep = saved[5] is not None
     gradients = (dq, dk, dv, dbias if need_bias else None, None, ddeep if has_deep else None)
     return (*gradients, *(None for _ in ctx.options))
 

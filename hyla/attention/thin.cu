@@ -3,8 +3,8 @@
 // Tensor cores have nothing to multiply here, so everything stays in the registers of one thread.
 // A warp takes one row (a query; in key_gradient a key) of SEQS sequences; the heads of a row are
 // split over GROUP neighbouring lanes, HL heads each, and what is summed over heads is added over
-// these lanes. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Nothing
-// is padded, no thread waits for another length, and a single query costs what it should.
+// these lanes. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Neither
+// heads nor sequences are padded, and no thread waits for one with another length.
 //
 // The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, D, V (head sizes),
 // GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor), CHUNK,

@@ -80,7 +80,7 @@ class _Problem:
     def _group(self, name: str) -> int:
         """Over how many lanes the heads of a row are split, so that none holds too much."""
         heads, size, group = self.q.shape[2], max(self.q.shape[3], self.v.shape[3]), 1
-        while group < heads and -(-heads // group) * size > TUNING[name][0]:
+        while group < min(heads, LANES) and -(-heads // group) * size > TUNING[name][0]:
             group *= 2
         return group
 

@@ -68,7 +68,8 @@ struct Warp {  // where a thread stands
 __device__ inline int slot(int y, int x) { return (y * ROWS | y & 7) ^ x; }
 
 // slot(y, x) from slot(0, x) or slot(y, 0), for the known one of both: one instruction. What is
-// addressed so begins at a multiple of 128 bytes. y: even, and the rest of it in slot(0 or 1, x).
+// addressed so begins at a multiple of 128 bytes. y: a multiple of 2 (or 4); what is less of it is in
+// the first slot, that of column 0 or 1 (or up to 3).
 __device__ inline Address at_row(Address first, int x) { return first ^ x * 16; }
 __device__ inline Address at_column(Address first, int y) { return (first ^ (y & 7) * 16) + y * ROWS * 16; }
 
