@@ -289,8 +289,8 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
     runs = {"forward": forward}
     if shape.backward:
         runs["forward and backward"] = backward
-    found: dict[str, Any] = {"backend": chosen, "output_error": errors[0]}
-    found |= {"gradient_error": errors[1], "times": {}}
+    found: dict[str, Any] = {"backend": chosen, "times": {}}
+    found |= {"output_error": errors[0], "gradient_error": errors[1]}
     for what, run in runs.items():
         row: dict[str, Any] = {**shape.floor(what), "with_launches": []}
         for name, attention in contenders.items():
@@ -327,7 +327,7 @@ def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Name
     """One line of JSON, or a paragraph for people."""
     if options.json:
         described = asdict(shape) | {"dtype": str(shape.dtype).removeprefix("torch.")}
-        about = {"device": device_name(options.device), "torch": torch.__version__}
+        about = {"device": options.device_name, "torch": torch.__version__}
         record = {"name": name, "shape": described, **found, **about}
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
@@ -362,11 +362,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return "       -" if value is None else f"{value:8.{digits}f}"
 
 
-def device_name(device: str) -> str:
-    """What the numbers were measured on."""
-    return torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU"
-
-
 def main() -> None:
     """Checks, measures, prints a paragraph or a line of JSON for each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -387,9 +382,9 @@ def main() -> None:
         parser.error(f"argument --repeats: {options.repeats}, expected at least 1")
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("highest")
+    options.device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
-        name = device_name(options.device)
-        sys.stdout.write(f"HYLA attention, {name}, PyTorch {torch.__version__}\n")
+        sys.stdout.write(f"HYLA attention, {options.device_name}, PyTorch {torch.__version__}\n")
     for name in options.shape:
         if name == "memory":
             if device.type != "cuda":

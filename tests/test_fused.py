@@ -4,7 +4,6 @@ The kernels are replaced by the reference in float32 (`StandIn`), so that the op
 on a CPU.
 """
 
-import contextlib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from hyla import KINDS, attend
@@ -129,86 +127,6 @@ def assert_same(given: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 # What is chosen.
 
 
-def test_on_a_cpu_the_reference_is_chosen() -> None:
-    tensors = inputs()
-    for kind in KINDS.values():
-        assert fused.choose(None, *tensors.values(), kind, "relu", False) == "reference"
-    assert fused.choose("reference", *tensors.values(), kind, "gelu", True) == "reference"
-
-
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^backend: unknown name 'tile'. Did you mean 'tiles'"):
-        attend(**inputs(), backend="tile")
-
-
-HALF = {"dtype": torch.bfloat16}
-
-
-@pytest.mark.parametrize(
-    "backend, shape, options, reason",
-    [
-        ("thin", (1, 2, 3, 4), {"dtype": torch.float64}, "bfloat16 or float16 tensors, not .*64"),
-        ("tiles", (1, 2, 3, 4), {"dtype": torch.float64}, "bfloat16 or float16 tensors, not .*64"),
-        ("thin", (1, 2, 3, 4), {"activation": "gelu"}, "the activation 'relu', not 'gelu'"),
-        ("tiles", (1, 2, 3, 4), {"activation": "gelu"}, "the activation 'relu', not 'gelu'"),
-        ("thin", (0, 2, 3, 4), {}, "tensors that are not empty"),
-        ("tiles", (1, 0, 3, 4), {}, "tensors that are not empty"),
-        ("thin", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
-        ("wide", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
-        ("tiles", (1, 2, 3, 4), {"device": "cpu"}, "tensors on a GPU, not on cpu"),
-        ("thin", (1, 2, 3, 17), {}, "at most 64 heads of size 16, not 3 of 17"),
-        ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16, not 65 of 4"),
-        ("tiles", (1, 2, 3, 129), {}, "at most 32 heads of size 128, not 3 of 129"),
-        ("tiles", (1, 2, 33, 4), {}, "at most 32 heads of size 128, not 33 of 4"),
-        ("thin", (1, 2, 3, 4), {"kind": "hyla+deep"}, "a kind without the deep value network"),
-        ("tiles", (1, 2, 8, 64), {"kind": "hyla+deep"}, "heads x size of at most 512 .*not 8 x 64"),
-        ("wide", (1, 2, 8, 64), {}, "bfloat16 or float16 tensors, not float32"),
-        ("wide", (1, 2, 8, 48), HALF, "at most 16 heads of size 32 or 64, not 8 of .48, 48."),
-        ("wide", (1, 2, 17, 32), HALF, "at most 16 heads of size 32 or 64, not 17"),
-        ("wide", (1, 2, 8, 64), {**HALF, "biased": True}, "no bias and no mask"),
-        ("wide", (1, 2, 8, 64), {**HALF, "kind": "linear"}, "'mlp' without softmax, .*'Linear att"),
-        ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9 to 11"),
-        ("wide", (1, 2, 8, 64), {**HALF, "capability": (12, 0)}, "compute capability 9 to 11"),
-        ("tiles", (1, 2, 8, 64), {"capability": (8, 0)}, "compute capability 9 to 11"),
-        ("thin", (1, 262_141, 3, 4), {}, "at most 262140 tokens, not 262141"),
-        ("thin", (1, 2, 3, 4), {"capability": (7, 5)}, "compute capability 8.0"),
-    ],
-)
-def test_a_backend_says_what_it_cannot_do(
-    backend: str,
-    shape: tuple[int, ...],
-    options: dict[str, Any],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    capability = options.get("capability", (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    # No GPU is needed to be told: this is all that is asked of a tensor.
-    x: Any = SimpleNamespace(
-        shape=torch.Size(shape),
-        numel=torch.Size(shape).numel,
-        dtype=options.get("dtype", torch.float32),
-        device=torch.device(options.get("device", "cuda")),
-    )
-    kind = KINDS[options.get("kind", "hyla")]
-    activation, biased = options.get("activation", "relu"), options.get("biased", False)
-    with pytest.raises(ValueError, match=rf"^backend: '{backend}' needs .*{reason}.*; None takes"):
-        fused.choose(backend, x, x, x, kind, activation, biased)
-
-
-def test_the_interpreter_refuses_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    q = torch.randn(1, 2, 3, 4)
-    assert fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False) == "tiles"
-    for context in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
-        with (
-            context,
-            pytest.raises(ValueError, match=r"needs float32 or float16 in Triton's inter"),
-        ):
-            fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False)
-        q = q.bfloat16()
-
-
 def test_activation_checkpointing(stand_in: StandIn) -> None:
     q, k, v = (torch.randn(2, 5, 3, 4, requires_grad=True) for _ in range(3))
 
@@ -230,15 +148,6 @@ def test_lengths_beyond_int32_are_no_limit(stand_in: StandIn) -> None:
     lengths = torch.tensor([2**31, torch.iinfo(torch.int64).max])
     given = attend(q, q, q, lengths=lengths, backend="thin")
     torch.testing.assert_close(given, attend(q, q, q, backend="thin"))
-
-
-def test_forward_mode_is_refused_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    q = torch.randn(1, 2, 3, 4)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(q, torch.ones_like(q))
-        with pytest.raises(ValueError, match="'tiles' needs reverse mode"):
-            attend(dual, q, q, backend="tiles")
 
 
 def test_a_kind_without_a_nonlinearity_ignores_the_activation(stand_in: StandIn) -> None:

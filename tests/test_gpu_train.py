@@ -1,6 +1,7 @@
 """Training on a CUDA device: compiled, replayed as a graph, without waiting, in bounded memory."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import ALL_KINDS, tiny_run
+from torch import Tensor
 
-from hyla.train import Member, RunConfig, fuzzy_logic_run, sraven_run, train
+from hyla.train import Member, RunConfig, fuzzy_logic_run, grid, sraven_run, train
 from hyla.train.placement import Placement, make_populations
 from hyla.train.population import Population
 
@@ -150,3 +152,39 @@ def test_stopped_and_resumed_on_the_gpu(tmp_path: Path, precision: str) -> None:
         train(config, tmp_path / "run", device="cuda:0", stop_at=stop)
     metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "run")]
     assert metrics[0] == metrics[1]
+
+
+def loss_curve(precision: str, steps: int, window: int) -> Tensor:
+    """Mean losses of 8 members of an SRAVEN training over windows of steps, `[windows, 8]`."""
+    config = sraven_run(grid(range(8), [1e-3], [0.1], [100]), attention="hyla")
+    model = replace(config.model, layers=2, width=64, hidden_size=128)
+    config = replace(config, model=model, precision=precision, steps=steps)
+    population = Population(config, range(8), torch.device("cuda", 0), compiled=True)
+    population.rehearse()
+    population.capture()
+    logs = []
+    for step in range(1, steps + 1):
+        population.advance()
+        if step % window == 0:
+            logs.append(population.take_log()[:, 0] / window)
+    return torch.stack(logs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision, rounded_more", [("fp32", "tf32"), ("bf16", "bf16")])
+def test_training_is_that_of_the_reference(
+    precision: str, rounded_more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings that round differently part; the fused ones no further than the reference's own."""
+    given = loss_curve(precision, 1500, 50)
+    with monkeypatch.context() as patch:
+        torch.compiler.reset()
+        patch.setattr("hyla.attention.fused.choose", lambda *arguments: "reference")
+        exact, other = (loss_curve(p, 1500, 50) for p in ("fp32", rounded_more))
+    off, noise = (given / exact - 1).abs(), (other / exact - 1).abs()
+    sys.stdout.write(f"first window off by {off[0].max():.1e}, all by {off.mean():.1e}, ")
+    sys.stdout.write(f"the reference's own noise {noise.mean():.1e}\n")
+    assert exact[-1].mean() < 0.97 * exact[0].mean()  # it learns
+    assert off[0].max() < (1e-3 if precision == "fp32" else 0.02)
+    assert off.mean() < 2 * noise.mean() + 2e-3
+    assert off.max() < 3 * noise.max() + 0.02
