@@ -278,8 +278,7 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
     fused = hyla(shape, options.backend)
     errors = check(shape, fused, device)
     sets = input_sets(shape, device)
-    q, k, v, bias = sets[0][0]
-    chosen = choose(options.backend, q, k, v, KINDS["hyla"], "relu", bias is not None)
+    chosen = choose(options.backend, *sets[0][0][:3], KINDS["hyla"], "relu", shape.bias)
     contenders = {"fused": fused, "softmax": softmax(shape)}
     if not options.no_reference:
         torch.compiler.reset()

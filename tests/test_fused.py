@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyla import KINDS, attend
 from hyla.attention import fused, reference
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call, Form
 
 # Prime sizes: members, sequences of each, queries, keys, heads, head sizes.
 MEMBERS, SEQUENCES, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 5, 7, 11, 4, 13
@@ -28,10 +28,8 @@ class StandIn:
     def __init__(self) -> None:
         self.calls: list[SimpleNamespace] = []
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lengths: Tensor | None,
-        deep: Tensor | None, form: Form,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def forward(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        q, k, v, bias, lengths, deep, form = call
         self.calls.append(SimpleNamespace(q=q, bias=bias, lengths=lengths, deep=deep, form=form))
         whole = [q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
@@ -42,10 +40,9 @@ class StandIn:
         return out.to(v.dtype).contiguous(), lse if softmax else None
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-        lengths: Tensor | None, deep: Tensor | None, out: Tensor, lse: Tensor | None, form: Form,
-        *, need_bias: bool,
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        self, call: Call, grad: Tensor, out: Tensor, lse: Tensor | None, *, need_bias: bool
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, lengths, deep, form = call
         self.calls.append(SimpleNamespace(need_bias=need_bias))
         whole = [grad, q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hyla.attention import KINDS, Kind, attend, fused
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call, Form
 
 # The interpreter multiplies bfloat16 as if they were integers: half precision is float16 here.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
@@ -183,10 +183,9 @@ def run_case(case: Case) -> dict[str, float]:
         cut = tiles.Tiles(*case.tile, case.columns, num_warps=4, num_stages=1)
         cuts = dict.fromkeys(("query", "key", "bias", "deep"), replace(cut, queries=4))
     q, k, v, bias, deep = inputs
-    out, lse = tiles.forward(q, k, v, bias, lengths, deep, form, tiles=cut)
-    gradients = tiles.backward(
-        grad, q, k, v, bias, lengths, deep, out, lse, form, need_bias=True, tiles=cuts
-    )
+    call = Call(q, k, v, bias, lengths, deep, form)
+    out, lse = tiles.forward(call, tiles=cut)
+    gradients = tiles.backward(call, grad, out, lse, need_bias=True, tiles=cuts)
     results = dict(zip(RESULTS, (out, *gradients), strict=True))
     expected = expected_results(case, inputs, lengths, grad)
     assert {name for name, x in results.items() if x is not None} == expected.keys()
@@ -201,7 +200,6 @@ def filled_with_nan(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def main() -> None:
-
     torch.set_num_threads(1)
     fused.empty = filled_with_nan(fused.empty)
     results = []

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,21 @@ class Form:
     causal: bool
     scale: float
     eps: float
+
+
+class Call(NamedTuple):
+    """What a kernel is asked to do: q `[N, Q, H, D]`, k `[N, K, H, D]`, v `[N, K, H, V]`, bias
+    `[M, H, Q, K]` in float32, lengths `[N]` in int32, deep `[M, H, V, V]`. All are contiguous, but
+    k and v may be the first keys of a cache.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    lengths: Tensor | None
+    deep: Tensor | None
+    form: Form
 
 
 def choose(
@@ -206,10 +221,19 @@ def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) 
     return like.new_empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
 
 
-def _laid_out(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors as kernels read them: contiguous, or k and v the first keys of a cache."""
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    deep: Tensor | None,
+    form: Form,
+) -> Call:
+    """The tensors as kernels read them."""
     k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (k, v))
-    return q.contiguous(), k, v, *(None if x is None else x.contiguous() for x in others)
+    bias, lengths, deep = (None if x is None else x.contiguous() for x in (bias, lengths, deep))
+    return Call(q.contiguous(), k, v, bias, lengths, deep, form)
 
 
 def _kernels(backend: str) -> ModuleType:
@@ -236,7 +260,7 @@ def operator(
     """The output `[N, Q, H, V]`, and of a softmax the log-sum-exp: N Q H numbers, in the order
     that suits the kernels of this backend."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
-    out, lse = _kernels(backend).forward(*_laid_out(q, k, v, bias, lengths, deep), form)
+    out, lse = _kernels(backend).forward(_call(q, k, v, bias, lengths, deep, form))
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse.flatten()
 
 
@@ -269,9 +293,9 @@ def backward_operator(
     """The gradients of q, k, v, bias and deep; an empty tensor for one that is not there."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
     sums = lse if normaliser == "softmax" else None
-    inputs = _laid_out(q, k, v, bias, lengths, deep)
+    call = _call(q, k, v, bias, lengths, deep, form)
     dq, dk, dv, dbias, ddeep = _kernels(backend).backward(
-        grad.contiguous(), *inputs, out, sums, form, need_bias=need_bias
+        call, grad.contiguous(), out, sums, need_bias=need_bias
     )
     none = q.new_empty(0)
     dbias = none.float() if dbias is None else dbias.contiguous()

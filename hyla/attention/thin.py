@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hyla.attention import cuda, fused
 from hyla.attention.cuda import LANES, TYPES, aligned
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call
 
 SHARED_BYTES = 48 * 1024
 SOURCE = Path(__file__).with_name("thin.cu")
@@ -30,21 +30,14 @@ TUNING = {
 class _Problem:
     """The arguments that the three kernels share, and how to launch one of them."""
 
-    def __init__(
-        self,
-        q_NQHD: Tensor,
-        k_NKHD: Tensor,
-        v_NKHV: Tensor,
-        bias_MHQK: Tensor | None,
-        lengths_N: Tensor | None,
-        form: Form,
-    ) -> None:
-        self.q, self.k, self.v = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
+    def __init__(self, call: Call) -> None:
+        self.q, self.k, self.v = (aligned(x) for x in call[:3])
         # A thread wants the heads of a pair side by side.
-        self.bias = None if bias_MHQK is None else aligned(bias_MHQK.permute(0, 2, 3, 1))
-        self.lengths = lengths_N
-        self.members = 1 if bias_MHQK is None else bias_MHQK.shape[0]
-        self.form = form
+        bias = call.bias
+        self.bias = None if bias is None else aligned(bias.permute(0, 2, 3, 1))
+        self.lengths = call.lengths
+        self.members = 1 if bias is None else bias.shape[0]
+        self.form = call.form
 
     def blocks(self, name: str) -> int:
         """How many groups of sequences a kernel is launched for; none of them mixes members."""
@@ -92,44 +85,25 @@ class _Problem:
         )  # fmt: skip
 
 
-def forward(
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias_MHQK: Tensor | None,
-    lengths_N: Tensor | None,
-    deep: None,
-    form: Form,
-) -> tuple[Tensor, Tensor | None]:
+def forward(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output, and for softmax codes the logarithms of their sums `[N, Q, H]`."""
-    problem = _Problem(q_NQHD, k_NKHD, v_NKHV, bias_MHQK, lengths_N, form)
-    sequences, queries, heads, _ = q_NQHD.shape
-    out = fused.empty((sequences, queries, heads, v_NKHV.shape[-1]), v_NKHV)
+    problem = _Problem(call)
+    v = problem.v
+    out = fused.empty((*problem.q.shape[:3], v.shape[-1]), v)
     lse = None
-    if form.normaliser == "softmax":
-        lse = fused.empty((sequences, queries, heads), v_NKHV, torch.float32)
+    if call.form.normaliser == "softmax":
+        lse = fused.empty(problem.q.shape[:3], v, torch.float32)
     problem.launch("forward", [*problem.pointers(), out, out if lse is None else lse])
     return out, lse
 
 
 def backward(
-    grad_NQHV: Tensor,
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias_MHQK: Tensor | None,
-    lengths_N: Tensor | None,
-    deep: None,
-    out_NQHV: Tensor,
-    lse: Tensor | None,
-    form: Form,
-    *,
-    need_bias: bool,
+    call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: Tensor | None, *, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
     """The gradients of q, k, v and, if needed, of the bias."""
-    problem = _Problem(q_NQHD, k_NKHD, v_NKHV, bias_MHQK, lengths_N, form)
+    problem = _Problem(call)
     grad = aligned(grad_NQHV)
-    dq, dk, dv = (fused.empty(x.shape, x) for x in (q_NQHD, k_NKHD, v_NKHV))
+    dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
     # Each block adds the gradient of the bias over its own sequences; PyTorch adds the rest.
     parts = dq
     if need_bias:

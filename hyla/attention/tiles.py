@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from hyla.attention import fused
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call, Form
 from hyla.attention.tiles_kernels import (
     bias_kernel,
     deep_kernel,
@@ -126,21 +126,9 @@ def _splits(programs: int, key_tiles: int, form: Form) -> int:
     return max(1, min(PROGRAMS // programs, key_tiles))
 
 
-def forward(
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias_MHQK: Tensor | None,
-    lengths_N: Tensor | None,
-    deep_MHVV: Tensor | None,
-    form: Form,
-    *,
-    tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The output [N, Q, H, V] and, for softmax codes, the log-sum-exp of the scores [N, H, Q].
-
-    k and v may be slices of longer tensors along their keys; all else is contiguous.
-    """
+def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor | None]:
+    """The output [N, Q, H, V] and, for softmax codes, the log-sum-exp of the scores [N, H, Q]."""
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call
     N, Q, H, V = *q_NQHD.shape[:3], v_NKHV.shape[3]
     query_tiles, key_tiles, _, chunks, options = _cut("forward", q_NQHD, v_NKHV, form, tiles)
     splits = _splits(N * query_tiles * chunks, key_tiles, form)
@@ -152,12 +140,7 @@ def forward(
     if form.normaliser == "softmax":
         lse_NHQ = fused.empty((N, H, Q), q_NQHD, torch.float32)
     forward_kernel[(N, query_tiles, splits * chunks)](
-        q_NQHD,
-        k_NKHD,
-        v_NKHV,
-        bias_MHQK,
-        lengths_N,
-        deep_MHVV,
+        *call[:-1],
         out_SNQHV,
         lse_NHQ,
         split_keys=split_tiles * options["BK"],
@@ -170,16 +153,10 @@ def forward(
 
 
 def backward(
+    call: Call,
     grad_NQHV: Tensor,
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias_MHQK: Tensor | None,
-    lengths_N: Tensor | None,
-    deep_MHVV: Tensor | None,
     out_NQHV: Tensor,
     lse_NHQ: Tensor | None,
-    form: Form,
     *,
     need_bias: bool,
     tiles: dict[str, Tiles] | None = None,
@@ -188,6 +165,7 @@ def backward(
 
     tiles: by kernel, instead of `tiles_for`.
     """
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call
     N, Q, H, D = q_NQHD.shape
     K, V = v_NKHV.shape[1], v_NKHV.shape[3]
     device = q_NQHD.device
@@ -195,7 +173,7 @@ def backward(
     dk_NKHD = fused.empty((N, K, H, D), q_NQHD, k_NKHD.dtype)
     dv_NKHV = fused.empty((N, K, H, V), q_NQHD, v_NKHV.dtype)
     delta_NHQ = None if lse_NHQ is None else fused.empty((N, H, Q), q_NQHD, torch.float32)
-    inputs = (grad_NQHV, q_NQHD, k_NKHD, v_NKHV, bias_MHQK, lengths_N, deep_MHVV)
+    inputs = (grad_NQHV, *call[:-1])
     constants = _constants(q_NQHD, k_NKHD, v_NKHV, form) | _shares(N, bias_MHQK, deep_MHVV)
 
     def cut(kernel: str) -> tuple[int, int, int, int, dict[str, int]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyla.attention import cuda, fused
 from hyla.attention.cuda import LANES, TYPES, aligned
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call, Form
 
 SOURCE = Path(__file__).with_name("wide.cu")
 ROWS, COLUMNS = 8, 16
@@ -61,39 +61,20 @@ def _launch(
     kernel(grid, (threads, 1, 1), [*arguments, *scalars])
 
 
-def forward(
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias: None,
-    lengths_N: Tensor | None,
-    deep: None,
-    form: Form,
-) -> tuple[Tensor, None]:
+def forward(call: Call) -> tuple[Tensor, None]:
     """The output."""
-    q, k, v = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV))
+    q, k, v = (aligned(x) for x in call[:3])
     out = fused.empty(q.shape, v)
-    _launch("forward", q, k, v, q, lengths_N, out, out, form)
+    _launch("forward", q, k, v, q, call.lengths, out, out, call.form)
     return out, None
 
 
 def backward(
-    grad_NQHV: Tensor,
-    q_NQHD: Tensor,
-    k_NKHD: Tensor,
-    v_NKHV: Tensor,
-    bias: None,
-    lengths_N: Tensor | None,
-    deep: None,
-    out_NQHV: Tensor,
-    lse: None,
-    form: Form,
-    *,
-    need_bias: bool,
+    call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: None, *, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     """The gradients of q, k and v."""
-    q, k, v, grad = (aligned(x) for x in (q_NQHD, k_NKHD, v_NKHV, grad_NQHV))
+    q, k, v, grad = (aligned(x) for x in (*call[:3], grad_NQHV))
     dq, dk, dv = (fused.empty(x.shape, x) for x in (q, k, v))
-    _launch("query_gradient", q, k, v, grad, lengths_N, dq, dq, form)
-    _launch("key_gradient", q, k, v, grad, lengths_N, dv, dk, form)
+    _launch("query_gradient", q, k, v, grad, call.lengths, dq, dq, call.form)
+    _launch("key_gradient", q, k, v, grad, call.lengths, dv, dk, call.form)
     return dq, dk, dv, None, None
