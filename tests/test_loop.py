@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers import Recorder, tiny_run
 
-from hyla.train import RunConfig, train
+from hyla.train import RunConfig, TimeUp, train
 from hyla.train.checkpoint import load, paths
 from hyla.train.folder import RunFolderError
 from hyla.train.watch import Progress
@@ -26,7 +26,7 @@ from hyla.train.watch import Progress
 PROGRAM = """
 import sys, torch
 from pathlib import Path
-from hyla.train import RunConfig, train
+from hyla.train import RunConfig, TimeUp, train
 torch.set_num_threads(1)
 config = RunConfig.from_json(Path(sys.argv[1]).read_text())
 train(config, sys.argv[2], device="cpu", compiled=False, checkpoint_seconds=0)
@@ -367,3 +367,28 @@ def test_a_run_whose_members_have_all_diverged_ends(tmp_path: Path) -> None:
     assert (summary["state"], summary["step"]) == ("diverged", 5)
     assert all(member["diverged_at"] is not None for member in summary["members"])
     assert run(replace(config, members=members), tmp_path) == summary
+
+
+def test_a_deadline_saves_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    config = evaluated_run()
+    whole = run(config, tmp_path / "whole")
+    for _ in range(3):
+        with pytest.raises(TimeUp, match="of 29"):
+            run(config, tmp_path / "cut", deadline=time.monotonic())
+    assert timeless(run(config, tmp_path / "cut")) == timeless(whole)
+    files = [tmp_path / name / "metrics.jsonl" for name in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_validation_has_the_tasks_of_training_and_instances_of_its_own(tmp_path: Path) -> None:
+    config = evaluated_run(evaluation_instances=500)
+    splits = ("train", "held_out", "validation")
+    before = run(config, tmp_path / "two")["members"]
+    after = run(replace(config, splits=splits), tmp_path / "three")["members"]
+    for one, other in zip(before, after, strict=True):
+        assert {k: other["evaluation"][k] for k in splits[:2]} == one["evaluation"]
+        train_loss, validation = (other["evaluation"][k]["loss"] for k in splits[::2])
+        assert 0 < abs(train_loss - validation) < 0.1  # 500 instances each, of the same tasks
+    records = (tmp_path / "three" / "metrics.jsonl").read_text().splitlines()
+    steps = {json.loads(line)["step"] for line in records if '"validation"' in line}
+    assert steps == {29}

@@ -16,9 +16,11 @@ TASKS: dict[str, type[FuzzyLogicConfig] | type[SravenConfig]] = {
     "sraven": SravenConfig,
 }
 SPLITS: dict[str, tuple[str, ...]] = {
-    "fuzzy_logic": ("train", "held_out", "unknown"),
-    "sraven": ("train", "held_out", "all"),
+    "fuzzy_logic": ("train", "held_out", "unknown", "validation"),
+    "sraven": ("train", "held_out", "all", "validation"),
 }
+# Tasks of training, with instances that no other evaluation has: to choose hyperparameters by.
+VALIDATION = "validation"
 MAIN_MEASURES = {"fuzzy_logic": "r2", "sraven": "accuracy"}
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
 
@@ -72,7 +74,8 @@ class RunConfig(Config):
     decay_head_biases: whether weight decay also acts on the biases of queries, keys and values, as
         in the published code; the paper exempts all biases and LayerNorms.
     log_every: steps between two records of training loss and norms.
-    evaluate_every: steps between two evaluations, on `interim_instances` of each split; 0: none.
+    evaluate_every: steps between two evaluations, on `interim_instances` of each split but
+        "validation"; 0: none.
     evaluation_instances: of each split in `splits`, when training ends.
     """
 
@@ -105,7 +108,7 @@ class RunConfig(Config):
             raise bad_value("splits", ", ".join(self.splits), "each split once")
         allowed = SPLITS[self.task_name]
         if isinstance(self.task, FuzzyLogicConfig) and not self.task.unknown:
-            allowed = ("train", "held_out")
+            allowed = tuple(split for split in allowed if split != "unknown")
         for split in self.splits:
             if split not in allowed:
                 raise unknown_name("splits", split, allowed)

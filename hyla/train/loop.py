@@ -25,6 +25,7 @@ def train(
     stop_at: int | None = None,
     members_at_once: int | None = None,
     checkpoint_seconds: float = 60.0,
+    deadline: float | None = None,
     watchers: Sequence[Watcher] = (),
 ) -> dict[str, Any]:
     """Trains a run into a folder, or goes on with it, and returns its summary.
@@ -32,6 +33,7 @@ def train(
     device: `auto`, `cpu`, `cuda` (all GPUs) or one such as `cuda:1`. compiled: None lets it choose.
     stop_at: end after this step, with the state of the unfinished schedule evaluated and saved.
     members_at_once: the most members in one program; None: as many as the memory takes.
+    deadline: a time of `time.monotonic` after which it saves and raises `TimeUp`.
     Ctrl-C and requests to terminate save first; the same call then goes on where it ended.
     """
     path = Path(path)
@@ -65,7 +67,7 @@ def train(
         folder.log({"event": "training", "step": done, "populations": parts})
         if folder.resumed is not None:
             run.load(folder.resumed)
-        return run.train(checkpoint_seconds)
+        return run.train(checkpoint_seconds, deadline)
 
 
 class _Everyone(Watcher):

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
-from hyla.train.config import RunConfig
+from hyla.train.config import VALIDATION, RunConfig
 from hyla.train.objective import make_objective
 from hyla.train.optimiser import Moments, adamw_, decayed_parameters, learning_rate
 
 # Evaluation takes instances that no training reaches, the same for every length of training.
-FIRST_EVALUATION_INSTANCE = 2**40
+FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
 # Without this, PyTorch 2.11 with Triton 3.6 miscompiles a gradient (tests/test_gpu.py).
 COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
@@ -77,7 +77,7 @@ class Population:
         """
         kept = {name: tensor.clone() for name, tensor in self._counters().items()}
         self.active.fill_(False)
-        self._set_instances(0)
+        self._set_instances(0, "train")
         for split in splits:
             self._evaluations[split] = Replayed(partial(self._evaluate_batch, split), self.device)
         for function in (self._step, *self._evaluations.values()):
@@ -109,7 +109,7 @@ class Population:
     def evaluate(self, split: str, instances: int) -> Tensor:
         """The sums of the objective over the first evaluation instances of a split, `[M, S]`."""
         evaluate_batch = self._evaluations.get(split, partial(self._evaluate_batch, split))
-        self._set_instances(instances)
+        self._set_instances(instances, split)
         for _ in range(-(-instances // self.config.batch)):
             evaluate_batch()
         return self.sums.clone()
@@ -176,14 +176,17 @@ class Population:
 
     def _add_sums(self, split: str) -> None:
         index_B = self.next_instance + self.offsets
-        numbers_MBS = self.objective.numbers(self.model, split, index_B)
+        tasks = "train" if split == VALIDATION else split
+        numbers_MBS = self.objective.numbers(self.model, tasks, index_B)
         counted = (index_B < self.end_instance).unsqueeze(-1)
         self.sums.add_(torch.where(counted, numbers_MBS, 0.0).sum(dim=1))
         self.next_instance.add_(self.config.batch)
 
-    def _set_instances(self, count: int) -> None:
-        self.next_instance.fill_(FIRST_EVALUATION_INSTANCE)
-        self.end_instance.fill_(FIRST_EVALUATION_INSTANCE + count)
+    def _set_instances(self, count: int, split: str) -> None:
+        validation = split == VALIDATION
+        first = FIRST_VALIDATION_INSTANCE if validation else FIRST_EVALUATION_INSTANCE
+        self.next_instance.fill_(first)
+        self.end_instance.fill_(first + count)
         self.sums.zero_()
 
 

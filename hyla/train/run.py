@@ -3,6 +3,7 @@
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from hyla.files import without_nan
 from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
-from hyla.train.config import MAIN_MEASURES, RunConfig
+from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
 from hyla.train.folder import RunFolder
 from hyla.train.population import Population
 from hyla.train.signals import deferred_signals
@@ -21,6 +22,10 @@ from hyla.train.watch import Progress, Watcher
 PLACE = ("step", "member", "split")  # of a record, that its measures follow
 SECONDS_BETWEEN_REPORTS = 0.5
 MOST_PENDING = 8  # records on their way from the device: the host runs no further ahead of it
+
+
+class TimeUp(Exception):  # noqa: N818 (not an error)
+    """A run was told to end by now; it is saved, and the same call goes on with it."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Run:
         self.told: set[int] = set()  # the members whose divergence is in the records
         self.shown_split = "held_out" if "held_out" in config.splits else config.splits[0]
 
-    def train(self, checkpoint_seconds: float) -> dict[str, Any]:
-        """Trains up to the step where this run is to stop."""
+    def train(self, checkpoint_seconds: float, deadline: float | None = None) -> dict[str, Any]:
+        """Trains up to the step where this run is to stop; `TimeUp` after the deadline."""
         every, saved = self.config.evaluate_every, time.monotonic()
         with deferred_signals() as signals:
             self.go_on()
@@ -75,14 +80,19 @@ class Run:
                 self.show_step()
                 if every and self.step % every == 0 and self.step < self.config.steps:
                     self.pause("evaluating")
-                    self.evaluate(self.config.interim_instances)
+                    splits = [split for split in self.config.splits if split != VALIDATION]
+                    self.evaluate(splits, self.config.interim_instances)
                     self.go_on()
-                if signals or time.monotonic() - saved > checkpoint_seconds:
+                now = time.monotonic()
+                late = deadline is not None and now > deadline and self.step < self.stop_at
+                if signals or late or now - saved > checkpoint_seconds:
                     self.save()
                     self.go_on()
                     saved = time.monotonic()
                 if signals:
                     self.end(signals[0])
+                if late:
+                    self.end(None)
             self.save()
             if signals:
                 self.end(signals[0])
@@ -141,11 +151,11 @@ class Run:
         self.diverged_at[member] = step
         self.losses[member] = self.measures[member] = None
 
-    def evaluate(self, instances: int) -> list[dict[str, Any]]:
-        """Writes and returns the measures of every split and member that has not diverged."""
+    def evaluate(self, splits: Sequence[str], instances: int) -> list[dict[str, Any]]:
+        """Writes and returns the measures on splits of every member that has not diverged."""
         records: list[dict[str, Any]] = []
         objective = self.populations[0].objective
-        for split in self.config.splits:
+        for split in splits:
             # All devices compute before the first of them is waited for.
             found = [population.evaluate(split, instances) for population in self.populations]
             for member, sums in enumerate(row for part in found for row in part.tolist()):
@@ -215,12 +225,14 @@ class Run:
         self.clock.steps = checkpoint.metadata["steps_timed"]
         self.told = set(checkpoint.metadata["told"])
 
-    def end(self, number: int) -> None:
-        """Ends on a signal, as the process would have without `deferred_signals`."""
+    def end(self, number: int | None) -> None:
+        """Ends on a signal, as the process would have without `deferred_signals`; or on time."""
         self.folder.log({"event": "interrupted", "step": self.step})
         self.watcher.say(
             f"saved at step {self.step} of {self.config.steps}: the same command goes on from there"
         )
+        if number is None:
+            raise TimeUp(f"time is up at step {self.step} of {self.config.steps}")
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def finish(self) -> dict[str, Any]:
@@ -230,7 +242,7 @@ class Run:
         """
         self.report("evaluating")
         self.complete_losses()
-        records = self.evaluate(self.config.evaluation_instances)
+        records = self.evaluate(self.config.splits, self.config.evaluation_instances)
         for record in records:
             if record["loss"] is None:  # the last update has ruined the member
                 self.mark(record["member"], self.step)
