@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text()
 # Imports go from right to left only.
 LAYERS = [
     *("errors", "config", "files", "random", "tasks", "layers", "attention", "model", "train"),
-    *("demo", "cli"),
+    *("analysis", "experiments", "report", "demo", "cli"),
 ]
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 from tyro.extras import SubcommandApp
 
-from hyla.cli import fuzzy, runs, sraven, train
+from hyla.cli import fuzzy, reproduce, runs, sraven, train
 from hyla.cli.parse import parse
 from hyla.cli.shared import command
 
@@ -23,6 +23,7 @@ app.command(
 app.command(fuzzy.app, name="fuzzy", help="Fuzzy logic functions to be learned in context.")
 app.command(train.app, name="train", help="Train a population of models, into a run folder.")
 command(app, "runs")(runs.runs)
+command(app, "reproduce")(reproduce.reproduce)
 
 
 @contextmanager

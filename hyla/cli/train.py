@@ -1,6 +1,5 @@
 """`hyla train`: a population of models, into a run folder."""
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ from hyla.cli.train_options import (
 from hyla.train import checkpoint, loop
 from hyla.train.config import RunConfig
 from hyla.train.mirrors import TensorBoardMirror, WandbMirror
-from hyla.train.runs import CHECKPOINTS
+from hyla.train.runs import CHECKPOINTS, folder_name
 from hyla.train.watch import Watcher
 
 app = SubcommandApp()
@@ -57,16 +56,9 @@ def train_fuzzy(
     _run(fuzzy_config(task.config, model, population, training), run)
 
 
-def default_folder(config: RunConfig) -> Path:
-    """A name of its own for every configuration, so that the same command finds the same folder."""
-    text = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))
-    digits = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return Path("runs", f"{config.task_name}-{config.model.attention}-{digits}")
-
-
 def _run(config: RunConfig, run: RunOptions) -> None:
     run.check()
-    folder = default_folder(config) if run.folder is None else run.folder
+    folder = Path("runs", folder_name(config)) if run.folder is None else run.folder
     if run.dry_run:
         thing = {"folder": str(folder), "config": config.to_dict()}
         sys.stdout.write(json.dumps(thing, indent=None if run.json else 2) + "\n")

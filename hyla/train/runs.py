@@ -1,5 +1,6 @@
 """Run folders as found: what is in them, and how far they have come."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from hyla.errors import bad_value, unknown_name
 from hyla.files import is_locked, read_object
 from hyla.train import checkpoint
+from hyla.train.config import RunConfig
 
 CONFIG, METRICS, LOG, SUMMARY = "config.json", "metrics.jsonl", "log.jsonl", "summary.json"
 LONGEST_RECORD = 1 << 16
@@ -35,6 +37,13 @@ class RunState:
     members: int = 0
     problem: str = ""
     summary: dict[str, Any] | None = None
+
+
+def folder_name(config: RunConfig) -> str:
+    """A name of its own for every configuration, so that the same command finds the same folder."""
+    text = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))
+    digits = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{config.task_name}-{config.model.attention}-{digits}"
 
 
 def list_runs(root: Path) -> list[RunState]:

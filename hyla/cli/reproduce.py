@@ -1,0 +1,152 @@
+"""`hyla reproduce`: the tables and figures of the paper."""
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from hyla.cli.display import display_for, tell
+from hyla.cli.shared import output, write_json
+from hyla.errors import bad_value, unknown_name
+from hyla.experiments import EXPERIMENTS, Experiment, Row
+from hyla.experiments.results import RESULTS, RUNS, results_file
+from hyla.experiments.runner import SEARCHES, Options, run_experiment, status
+from hyla.experiments.scales import SCALES
+from hyla.train import TimeUp
+from hyla.train.config import PRECISIONS
+from hyla.train.watch import Watcher
+
+Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
+
+
+def reproduce(
+    names: Positional[Names] = (),
+    scale: Annotated[str, arg(metavar="{" + ",".join(SCALES) + "}")] = "paper",
+    only: Annotated[tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]")] = (),
+    search: Annotated[str, arg(metavar="{" + ",".join(SEARCHES) + "}")] = "full",
+    precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
+    members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    time_limit: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="")] = None,
+    device: str = "auto",
+    runs: Path = RUNS,
+    results: Path = RESULTS,
+    list: bool = False,  # noqa: A002 (the name of the option)
+    json: bool = False,
+) -> None:
+    """Run the experiments of the paper; the same command skips what is done and goes on.
+
+    Args:
+        names: Experiments, see --list.
+        scale: paper, or smaller: small (a GPU, minutes), smoke (tiny models, a test).
+        only: Only the points with these values, such as row=HYLA task=SRAVEN.
+        search: Every setting on every seed, or on the first and then the best on the others.
+        precision: Of matrix products.
+        members: Train at most this many at once, for the sake of memory.
+        time_limit: Stop after so many minutes; the same command goes on.
+        device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
+        runs: Folder of the run folders.
+        results: Folder of the results at the paper's scale; the others lie with the runs.
+        list: Show all experiments with their state and cost; run nothing.
+        json: Print JSON only.
+    """
+    chosen = _experiments(names, everything=list)
+    options = _options(scale, only, search, precision, members, time_limit, device, runs, results)
+    if list:
+        _show_list(chosen, options, json)
+        return
+    made: dict[str, Any] = {}
+    for experiment in chosen:
+        try:
+            made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
+        except TimeUp as error:
+            tell(f"{experiment.name}: {error}; the same command goes on from there")
+            break
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted: the same command goes on from here") from None
+        if not json:
+            _print_rows(experiment, made[experiment.name], options)
+    if json:
+        write_json(made)
+
+
+def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment]:
+    if not names and not everything:
+        expected = f"one or more of {', '.join(EXPERIMENTS)} (see hyla reproduce --list)"
+        raise bad_value("names", "nothing", expected)
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise unknown_name("names", name, EXPERIMENTS)
+    return [EXPERIMENTS[name] for name in names or EXPERIMENTS]
+
+
+def _options(
+    scale: str, only: tuple[str, ...], search: str, precision: str, members: int | None,
+    time_limit: float | None, device: str, runs: Path, results: Path,
+) -> Options:  # fmt: skip
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if members is not None and members < 1:
+        raise bad_value("members", members, "a whole number of at least 1")
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise bad_value("time_limit", time_limit, "a number of minutes above 0")
+    wanted: dict[str, tuple[str, ...]] = {}
+    for text in only:
+        axis, equals, value = text.partition("=")
+        if not equals:
+            raise bad_value("only", repr(text), "AXIS=VALUE, such as attention=hyla")
+        wanted[axis] = (*wanted.get(axis, ()), value)
+    deadline = None if time_limit is None else time.monotonic() + 60 * time_limit
+    return Options(
+        scale=scale, runs=runs, results=results, only=wanted, search=search, precision=precision,
+        device=device, members=members, deadline=deadline,
+    )  # fmt: skip
+
+
+def _watcher(json: bool) -> type[Watcher] | Any:
+    return Watcher if json else lambda: display_for(sys.stderr)
+
+
+def _show_list(experiments: list[Experiment], options: Options, json: bool) -> None:
+    found = {experiment.name: status(experiment, options) for experiment in experiments}
+    if json:
+        write_json({name: asdict(one) for name, one in found.items()})
+        return
+    console = output()
+    table = Table(title=f"Experiments, scale {options.scale}: {SCALES[options.scale]}")
+    for name in ("name", "what", "in the paper"):
+        table.add_column(name, overflow="fold")
+    for name in ("measured", "begun", "models", "instances to train on"):
+        table.add_column(name, justify="right")
+    for experiment in experiments:
+        one = found[experiment.name]
+        cells = [f"{one.measured}/{one.points}", str(one.begun), f"{one.members:,}"]
+        table.add_row(
+            experiment.name, experiment.title, experiment.where, *cells, f"{one.instances:,}"
+        )
+    console.print(table)
+    for name, one in found.items():
+        if one.problem:
+            console.print(f"{name}: {one.problem}", soft_wrap=True, markup=False)
+
+
+def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> None:
+    console = output()
+    table = Table(title=f"{experiment.title} ({experiment.where}), percent", title_justify="left")
+    for axis in experiment.axes:
+        table.add_column(axis, overflow="fold")
+    for name in ("mean", "standard error", "paper", "standard error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        values = [row.get(name) for name in ("mean", "standard_error")]
+        theirs = [row.get(name) for name in ("paper_mean", "paper_standard_error")]
+        cells = ["" if value is None else f"{value:.2f}" for value in (*values, *theirs)]
+        table.add_row(*(str(row[axis]) for axis in experiment.axes), *cells)
+    console.print(table)
+    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    console.print(f"Rows: {file}", soft_wrap=True, markup=False)

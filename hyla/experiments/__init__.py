@@ -1,0 +1,23 @@
+"""The paper's tables and figures, each declared once: `hyla reproduce NAME` runs one."""
+
+from hyla.experiments.ablation import ABLATION
+from hyla.experiments.ambiguity import AMBIGUITY
+from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.fuzzy import FUZZY_LOGIC
+from hyla.experiments.sraven import DEPTH, FEATURES, HEADS_EXPERIMENT, HELD_OUT_FRACTION, WIDTH
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        ABLATION,
+        FUZZY_LOGIC,
+        WIDTH,
+        DEPTH,
+        HEADS_EXPERIMENT,
+        FEATURES,
+        HELD_OUT_FRACTION,
+        AMBIGUITY,
+    )
+}
+
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Figure", "Point", "Row", "Verdict"]

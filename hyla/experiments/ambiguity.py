@@ -1,0 +1,96 @@
+"""What the exact solver says about SRAVEN: ambiguity, ceilings, numbers of tasks and instances."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.judge import NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
+from hyla.experiments.rows import FinishedRun
+from hyla.tasks.sraven import SravenConfig
+from hyla.tasks.sraven_stats import (
+    number_of_instances,
+    number_of_laid_out_tasks,
+    number_of_tasks,
+    statistics,
+)
+
+# Percent of ambiguous instances in the paper, by (features, values).
+PAPER = {(4, 4): (6.42, 0.38), (4, 8): (0.32, 0.09), (4, 16): (0.05, 0.03)}
+SETTINGS = ((2, 8), (3, 8), (4, 4), (4, 8), (4, 16), (5, 8))
+INSTANCES = {"paper": 65_536, "small": 8192, "smoke": 512}
+PAPER_LIMIT = 0.5  # percent: "less than half a percent of the problem instances"
+
+
+def points() -> list[Point]:
+    """The settings of the paper's table, and other numbers of features."""
+    return [
+        Point({"features": features, "values": values}, None, PAPER.get((features, values)))
+        for features, values in SETTINGS
+    ]
+
+
+def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """One row; `mean` is the fraction that is ambiguous by the paper's definition in words."""
+    features, values = int(point.axes["features"]), int(point.axes["values"])
+    config, instances = SravenConfig(features=features, values=values), INSTANCES[scale]
+    found = statistics(config, "all", instances)
+    held_out = statistics(config, "held_out", instances, prior="all")
+    mean, error = point.paper or (None, None)
+
+    def percent(name: str) -> dict[str, Any]:
+        estimate = getattr(found, name)
+        return {"mean": 100 * estimate.value, "standard_error": 100 * estimate.standard_error}
+
+    measures = {
+        "ambiguous": percent("ambiguous"),
+        "ambiguous in every feature": percent("ambiguous_every_feature"),
+        "ceiling": percent("ceiling"),
+        "ceiling on held-out": {
+            "mean": 100 * held_out.ceiling.value,
+            "standard_error": 100 * held_out.ceiling.standard_error,
+        },
+    }
+    return [
+        {
+            **point.axes,
+            **measures["ambiguous"],
+            "per_seed": [measures["ambiguous"]["mean"]],
+            "paper_mean": mean,
+            "paper_standard_error": error,
+            "measures": measures,
+            "tasks_as_in_the_paper": number_of_tasks(features),
+            "tasks": number_of_laid_out_tasks(features),
+            "possible_instances": f"{number_of_instances(features, values):.3e}",
+            "instances": instances,
+        }
+    ]
+
+
+def rarely_ambiguous(rows: Sequence[Row]) -> Verdict:
+    """At the paper's setting, by its definition in words."""
+    row = next((r for r in rows if (r["features"], r["values"]) == (4, 8)), None)
+    if row is None:
+        return NOT_MEASURED
+    mean, narrow = row["mean"], row["measures"]["ambiguous in every feature"]["mean"]
+    evidence = f"{mean:.1f} % by the definition in words, {narrow:.2f} % if every feature of the "
+    evidence += f"other answer must differ, as the authors count (paper: {row['paper_mean']} %)"
+    return Verdict(REPRODUCED if mean < PAPER_LIMIT else NOT_REPRODUCED, evidence)
+
+
+AMBIGUITY = Experiment(
+    name="ambiguity",
+    title="SRAVEN: ambiguity and ceilings, from the exact solver",
+    where="table 2 and figure 15",
+    points=points,
+    make=solved,
+    axes=("features", "values"),
+    figures=(
+        Figure(
+            "measures",
+            "Percent of instances, and the accuracy that no model exceeds",
+            x="features",
+            y="values",
+        ),
+    ),
+    claims=(Claim("Less than half a percent of the instances is ambiguous", rarely_ambiguous),),
+)

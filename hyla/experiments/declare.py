@@ -1,0 +1,98 @@
+"""What an experiment is: the runs it wants, what is made of them, and how to draw it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyla.train.config import RunConfig
+
+Axes = Mapping[str, Any]  # names of numbers and texts
+Row = dict[str, Any]  # a result: its axes, mean, standard_error, per_seed, and where it comes from
+
+# Names of measures, as in the results and on the axes of figures.
+HELD_OUT, IN_DISTRIBUTION, UNKNOWN = "held out", "in distribution", "unknown terms"
+TRAINING_LOSS = "training loss"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place in a table or figure: a population whose best hyperparameters are reported.
+
+    axes: where it stands. config: with a member for each setting and seed; None if there is
+        nothing to train.
+    paper: the paper's mean and standard error, in percent.
+    """
+
+    axes: Axes
+    config: RunConfig | None
+    paper: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How rows of results are drawn.
+
+    kind: "table" (rows x columns), "lines" (y over x), "rules" (bars: accuracy by rule), "curves"
+        (accuracy by rule over steps), "scatter" (maps of codes), "matrix" (similarity, mean codes,
+        samples), "bars" (y over x as bars, with a control).
+    x, y: for a table, the axes of its rows and columns; else an axis and a measure.
+    colour, facet: axes that tell lines and panels apart.
+    where: only the rows with these values.
+    percent: whether the numbers of y are percent. log: whether x is drawn so.
+    ceiling: draw the solver's ceiling of SRAVEN, where a row has one.
+    """
+
+    kind: str
+    title: str
+    x: str = ""
+    y: str = ""
+    colour: str = ""
+    facet: str = ""
+    where: dict[str, Any] = field(default_factory=dict)
+    percent: bool = True
+    log: bool = False
+    ceiling: bool = False
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim of the paper holds here.
+
+    outcome: "reproduced", "in part", "not reproduced", "not measured".
+    evidence: the numbers, in one line.
+    """
+
+    outcome: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says, and how to judge it from the rows of an experiment."""
+
+    text: str
+    judge: Callable[[Sequence[Row]], Verdict]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper, declared.
+
+    points: the populations to be trained, at the paper's scale.
+    make: rows from a point, its finished runs and the scale (`measured`, or an analysis).
+    axes: those that tell the rows apart; a new row replaces the old one with the same.
+    smoke: of each axis named here, the values that are enough to see that everything works.
+    where: what in the paper it stands for.
+    """
+
+    name: str
+    title: str
+    where: str
+    points: Callable[[], list[Point]]
+    make: Callable[..., list[Row]]
+    axes: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    claims: tuple[Claim, ...] = ()
+    smoke: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    note: str = ""

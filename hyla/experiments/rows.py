@@ -1,0 +1,232 @@
+"""From trained populations to results: which hyperparameters are chosen, and what is reported.
+
+Hyperparameters are chosen by the loss on validation instances (tasks of training, instances that
+nothing else is measured on), averaged over seeds. What is reported plays no part in it. The paper
+reports the best of its grid; that choice stands beside ours as `paper_choice`.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from hyla.experiments.declare import (
+    HELD_OUT,
+    IN_DISTRIBUTION,
+    TRAINING_LOSS,
+    UNKNOWN,
+    Point,
+    Row,
+)
+from hyla.tasks.sraven import SravenConfig
+from hyla.tasks.sraven_stats import statistics
+from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
+from hyla.train.runs import METRICS
+
+SPLIT_OF = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
+BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
+Settings = tuple[float, float, int]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder that has all it was to have."""
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One member of a run that has ended."""
+
+    run: FinishedRun
+    number: int
+    result: dict[str, Any]  # its part of the summary
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.result["seed"]
+
+    @property
+    def settings(self) -> Settings:
+        """Its hyperparameters."""
+        return tuple(self.result[name] for name in ("learning_rate", "weight_decay", "warmup"))
+
+    def measure(self, name: str) -> float | None:
+        """Percent of a reported measure, or the training loss; None if it diverged."""
+        if name == TRAINING_LOSS:
+            return self.result["loss"]
+        value = self._evaluated(SPLIT_OF[name], MAIN_MEASURES[self.run.config.task_name])
+        return None if value is None else 100 * value
+
+    @property
+    def validation_loss(self) -> float:
+        """What hyperparameters are chosen by; infinite for a member that diverged."""
+        value = self._evaluated(VALIDATION, "loss")
+        return math.inf if value is None else value
+
+    def by_rule(self, name: str) -> dict[str, float | None]:
+        """Percent for each rule, on held-out instances."""
+        found = self._evaluated("held_out", name) or {}
+        return {rule: None if value is None else 100 * value for rule, value in found.items()}
+
+    def _evaluated(self, split: str, name: str) -> Any:
+        return ((self.result["evaluation"] or {}).get(split) or {}).get(name)
+
+
+def members_of(runs: Sequence[FinishedRun]) -> list[Trained]:
+    """All members of the runs of a point."""
+    return [
+        Trained(run, number, result)
+        for run in runs
+        for number, result in enumerate(run.summary["members"])
+    ]
+
+
+def by_settings(members: Sequence[Trained]) -> dict[Settings, list[Trained]]:
+    """Members with the same hyperparameters, by seed."""
+    groups: dict[Settings, list[Trained]] = {}
+    for member in sorted(members, key=lambda member: member.seed):
+        groups.setdefault(member.settings, []).append(member)
+    return groups
+
+
+def choose(members: Sequence[Trained]) -> list[Trained]:
+    """The members with the best hyperparameters: least mean validation loss over seeds.
+
+    The mean is over the seeds that every setting has, so that a search on one seed is fair.
+    """
+    groups = by_settings(members)
+    shared = set.intersection(*({m.seed for m in group} for group in groups.values()))
+
+    def loss(group: list[Trained]) -> float:
+        return mean(m.validation_loss for m in group if m.seed in shared)
+
+    return min(groups.values(), key=loss)
+
+
+def paper_choice(members: Sequence[Trained]) -> list[Trained]:
+    """The members with the best mean of what is reported, as the paper chooses."""
+
+    def value(group: list[Trained]) -> float:
+        values = [m.measure(HELD_OUT) for m in group]
+        return -math.inf if None in values else mean(v for v in values if v is not None)
+
+    return max(by_settings(members).values(), key=value)
+
+
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard error over seeds; those that diverged have no value.
+
+    >>> spread([1.0, 3.0])
+    {'mean': 2.0, 'standard_error': 1.0, 'per_seed': [1.0, 3.0]}
+    """
+    there = [value for value in values if value is not None]
+    error = stdev(there) / math.sqrt(len(there)) if len(there) > 1 else None
+    return {
+        "mean": mean(there) if there else None,
+        "standard_error": error,
+        "per_seed": list(values),
+    }
+
+
+def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """One row: the held-out measure of the chosen members, and all else that they were asked."""
+    members = members_of(runs)
+    chosen, theirs = choose(members), paper_choice(members)
+    config = runs[0].config
+    names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
+    names += [UNKNOWN] if "unknown" in config.splits else []
+    paper_mean, paper_error = point.paper or (None, None)
+    row: Row = {
+        **point.axes,
+        **spread([m.measure(HELD_OUT) for m in chosen]),
+        "paper_mean": paper_mean,
+        "paper_standard_error": paper_error,
+        "hyperparameters": hyperparameters(chosen[0]),
+        "paper_choice": spread([m.measure(HELD_OUT) for m in theirs])
+        | {"hyperparameters": hyperparameters(theirs[0])},
+        "measures": {name: spread([m.measure(name) for m in chosen]) for name in names},
+        "grid": list(_grid(members)),
+        "chosen_members": [[m.run.path.name, m.number] for m in chosen],
+    }
+    if isinstance(config.task, SravenConfig):
+        instances = 16_384 if scale == "paper" else 1024
+        row |= {name: _by_rule(chosen, name) for name in BY_RULE}
+        row |= {"ceiling": 100 * ceiling(config.task, instances), "curves": _curves(chosen)}
+    return [row]
+
+
+def hyperparameters(member: Trained) -> dict[str, Any]:
+    """By name, as in a member's configuration."""
+    names = ("learning_rate", "weight_decay", "warmup")
+    return dict(zip(names, member.settings, strict=True))
+
+
+def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
+    """Where a row comes from."""
+    config, environment = runs[0].config, runs[0].environment
+    versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
+    return {
+        "members": sum(len(run.config.members) for run in runs),
+        "instances": config.steps * config.batch,
+        "precision": config.precision,
+        "device": environment.get("device"),
+        "versions": versions,
+        "seconds": round(sum(run.summary["seconds"] for run in runs), 1),
+        "runs": [run.path.name for run in runs],
+    }
+
+
+@cache
+def ceiling(task: SravenConfig, instances: int) -> float:
+    """The best accuracy on held-out instances, for whom all rule combinations are possible."""
+    return statistics(task, "held_out", instances, prior="all").ceiling.value
+
+
+def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
+    for group in by_settings(members).values():
+        losses = [m.validation_loss for m in group]
+        yield hyperparameters(group[0]) | {
+            "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,
+            "held_out": spread([m.measure(HELD_OUT) for m in group])["mean"],
+            "seeds": len(group),
+        }
+
+
+def _by_rule(members: Sequence[Trained], name: str) -> dict[str, dict[str, Any]]:
+    found = [member.by_rule(name) for member in members]
+    rules = dict.fromkeys(rule for one in found for rule in one)
+    return {rule: spread([one.get(rule) for one in found]) for rule in rules}
+
+
+def _curves(members: Sequence[Trained]) -> dict[str, Any]:
+    """Held-out accuracy while training, whole and for the features of each rule."""
+    points: dict[int, list[dict[str, Any]]] = {}
+    for member in members:
+        with (member.run.path / METRICS).open() as lines:
+            for line in lines:
+                record = json.loads(line)
+                if record.get("split") == "held_out" and record["member"] == member.number:
+                    points.setdefault(record["step"], []).append(record)
+    steps = sorted(points)
+    rules = [*points[steps[0]][0][BY_RULE[1]]] if steps else []
+
+    def percent(step: int, name: str, rule: str | None = None) -> float | None:
+        values = [r[name] if rule is None else r[name][rule] for r in points[step]]
+        there = [value for value in values if value is not None]
+        return round(100 * mean(there), 3) if there else None
+
+    return {
+        "step": steps,
+        "accuracy": [percent(step, "accuracy") for step in steps],
+        "by_rule": {rule: [percent(step, BY_RULE[1], rule) for step in steps] for rule in rules},
+    }

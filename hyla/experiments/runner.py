@@ -1,0 +1,222 @@
+"""Runs an experiment: trains what is not there, makes rows of it, and says how far it has come."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hyla.errors import unknown_name
+from hyla.experiments.declare import Experiment, Point, Row
+from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
+from hyla.experiments.rows import FinishedRun, choose, members_of, provenance
+from hyla.experiments.scales import points_at, settings
+from hyla.files import lock
+from hyla.train.config import Member, RunConfig
+from hyla.train.loop import train
+from hyla.train.runs import folder_name, read_config, read_state
+from hyla.train.watch import Watcher
+
+SEARCHES = {
+    "full": "every setting on every seed",
+    "first-seed": "every setting on the first seed, the other seeds at the best of them",
+}
+ENDED = ("finished", "diverged")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How experiments are run.
+
+    runs: the folder of run folders. results: of the files of results at the paper's scale.
+    only: values of axes, as text; points with others are left alone.
+    members: the most that are trained at once. deadline: as in `train`.
+    """
+
+    scale: str = "paper"
+    runs: Path = RUNS
+    results: Path = RESULTS
+    only: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    search: str = "full"
+    precision: str = "fp32"
+    device: str = "auto"
+    members: int | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.search not in SEARCHES:
+            raise unknown_name("search", self.search, SEARCHES)
+
+    def command(self, experiment: Experiment) -> str:
+        """The command that makes the results of an experiment."""
+        words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
+        words += [f"--search {self.search}"] if self.search != "full" else []
+        return " ".join([*words, f"--precision {self.precision}"])
+
+
+def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
+    """The points at the scale, as far as they are asked for, with the precision asked for."""
+    points = points_at(experiment, options.scale)
+    for axis, values in options.only.items():
+        known = dict.fromkeys(str(p.axes[axis]) for p in points if axis in p.axes)
+        if not known:
+            raise unknown_name("only", axis, list(points[0].axes))
+        for value in values:
+            if value not in known:
+                raise unknown_name(f"only {axis}", value, list(known))
+        points = [point for point in points if str(point.axes[axis]) in values]
+    return [
+        point
+        if point.config is None
+        else replace(point, config=replace(point.config, precision=options.precision))
+        for point in points
+    ]
+
+
+def populations(config: RunConfig, search: str) -> list[RunConfig]:
+    """The runs of a point that do not depend on results: one for each warm-up.
+
+    So experiments whose grids differ in warm-ups share the runs that they have in common.
+    """
+    members = config.members
+    if search == "first-seed":
+        first = min(member.seed for member in members)
+        members = tuple(member for member in members if member.seed == first)
+    warmups = dict.fromkeys(member.warmup for member in members)
+    return [replace(config, members=_with(members, warmup)) for warmup in warmups]
+
+
+def _with(members: Sequence[Member], warmup: int) -> tuple[Member, ...]:
+    return tuple(member for member in members if member.warmup == warmup)
+
+
+def other_seeds(config: RunConfig, runs: Sequence[FinishedRun]) -> RunConfig | None:
+    """The run of the seeds that a search on the first seed left out, at the best setting."""
+    best = choose(members_of(runs))[0].settings
+    done = {member.seed for run in runs for member in run.config.members}
+    members = [m for m in config.members if settings(m) == best and m.seed not in done]
+    return replace(config, members=tuple(members)) if members else None
+
+
+def finished(path: Path, config: RunConfig) -> FinishedRun | None:
+    """A run as it is in its folder, if it has come to its end."""
+    state = read_state(path)
+    if state.state not in ENDED or state.summary is None:
+        return None
+    if state.summary["step"] != config.steps and state.state == "finished":
+        return None
+    return FinishedRun(path, config, state.summary, read_config(path)[1])
+
+
+def run_experiment(
+    experiment: Experiment,
+    options: Options,
+    watcher: Callable[[], Watcher] = Watcher,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Trains what is not there, point by point, and writes the rows of each at once."""
+    rows: list[Row] = []
+    points = chosen_points(experiment, options)
+    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    for number, point in enumerate(points, start=1):
+        place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
+        say(f"{experiment.name} {number}/{len(points)}: {place}")
+        runs = trained(point, options, watcher)
+        made = experiment.make(point, runs, options.scale)
+        origin = {"scale": options.scale, "search": options.search}
+        origin |= provenance(runs) if runs else {}
+        origin |= {"command": options.command(experiment)}
+        made = [row | origin for row in made]
+        with _alone(options.runs / options.scale):
+            write_rows(file, experiment, made)
+        rows += made
+    return rows
+
+
+def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> list[FinishedRun]:
+    """The finished runs of a point, trained as far as they were not."""
+    if point.config is None:
+        return []
+
+    def run(config: RunConfig) -> FinishedRun:
+        path = options.runs / options.scale / folder_name(config)
+        found = finished(path, config)
+        if found is None:
+            watching = watcher()
+            try:
+                train(
+                    config, path, device=options.device, members_at_once=options.members,
+                    deadline=options.deadline, watchers=[watching],
+                )  # fmt: skip
+            finally:
+                watching.close()
+            found = finished(path, config)
+            assert found is not None
+        return found
+
+    runs = [run(config) for config in populations(point.config, options.search)]
+    if options.search == "first-seed":
+        rest = other_seeds(point.config, runs)
+        runs += [run(rest)] if rest is not None else []
+    return runs
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far an experiment has come at a scale.
+
+    measured: points with rows. begun: points without, with a run folder. cost: instances that are
+    still to be trained on, over all members (at most: with a full search).
+    """
+
+    points: int
+    measured: int
+    begun: int
+    members: int
+    instances: int
+    problem: str = ""
+
+
+def status(experiment: Experiment, options: Options) -> Status:
+    """How far an experiment has come, without opening a checkpoint."""
+    points = chosen_points(experiment, options)
+    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    problem, rows = "", []
+    try:
+        rows = read_rows(file)
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    measured = [p for p in points if any(is_at(row, p.axes) for row in rows)]
+    rest = [point for point in points if point not in measured]
+    root = options.runs / options.scale
+    begun = 0
+    for point in rest:
+        parts = populations(point.config, options.search) if point.config else []
+        begun += any((root / folder_name(part)).exists() for part in parts)
+    configs = [point.config for point in points if point.config is not None]
+    return Status(
+        len(points),
+        len(measured),
+        begun,
+        sum(len(config.members) for config in configs),
+        sum(len(config.members) * config.steps * config.batch for config in configs),
+        problem,
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            descriptor = lock(folder / "results.lock")
+            break
+        except BlockingIOError:
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,152 @@
+"""SRAVEN over data, width, depth, heads, features and the fraction held out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hyla.experiments.ablation import SEEDS, SRAVEN_GRID
+from hyla.experiments.declare import HELD_OUT, TRAINING_LOSS, Claim, Experiment, Figure, Point
+from hyla.experiments.judge import grows
+from hyla.experiments.rows import measured
+from hyla.tasks.sraven import SravenConfig
+from hyla.train.config import RunConfig, grid, sraven_run
+
+ATTENTIONS = ("softmax", "linear", "hyla")
+MILLION = 1_000_000
+INSTANCES = (10 * MILLION, 20 * MILLION, 40 * MILLION)
+# The grid of the ablations and, where the paper searches more, the other warm-up.
+FULL_GRID = (*SRAVEN_GRID, *grid(SEEDS, [1e-3, 3e-4], [0.1, 0.3], [3000]))
+HEADS, HEAD_SIZES_TOTAL = (1, 2, 4, 8, 16, 32), 64
+
+
+def _points(axis: str, values: Sequence[Any], run: Callable[..., RunConfig]) -> list[Point]:
+    return [
+        Point({"attention": attention, axis: value}, run(attention, value))
+        for value in values
+        for attention in ATTENTIONS
+    ]
+
+
+def scaling_points(
+    axis: str, values: Sequence[int], run: Callable[[str, int, int], RunConfig]
+) -> list[Point]:
+    """Instances x width or depth; the smallest and largest corners first."""
+    corners = (INSTANCES[0], values[0]), (INSTANCES[-1], values[-1])
+    grid_ = [(instances, value) for value in values for instances in INSTANCES]
+    return [
+        Point(
+            {"attention": attention, "instances": instances, axis: value},
+            run(attention, instances, value),
+        )
+        for instances, value in sorted(grid_, key=lambda place: place not in corners)
+        for attention in ATTENTIONS
+    ]
+
+
+def width_run(attention: str, instances: int, width: int) -> RunConfig:
+    """Width, hidden size and number of heads times a factor."""
+    return sraven_run(FULL_GRID, attention=attention, instances=instances, width_factor=width)
+
+
+def depth_run(attention: str, instances: int, depth: int) -> RunConfig:
+    """A number of layers."""
+    return sraven_run(FULL_GRID, attention=attention, instances=instances, layers=depth)
+
+
+def heads_run(attention: str, heads: int) -> RunConfig:
+    """The number of heads at a constant size of all together."""
+    config = sraven_run(SRAVEN_GRID, attention=attention)
+    model = replace(config.model, heads=heads, head_size=HEAD_SIZES_TOTAL // heads)
+    return replace(config, model=model)
+
+
+def features_run(attention: str, features: int) -> RunConfig:
+    """K features of a panel."""
+    return sraven_run(SRAVEN_GRID, attention=attention, task=SravenConfig(features=features))
+
+
+def held_out_run(attention: str, fraction: float) -> RunConfig:
+    """A fraction of the rule combinations kept from training."""
+    return sraven_run(SRAVEN_GRID, attention=attention, task=SravenConfig(held_out=fraction))
+
+
+def _scaling(
+    axis: str, values: Sequence[int], run: Callable[[str, int, int], RunConfig], where: str
+) -> Experiment:
+    groups = [{"attention": a, axis: v} for a in ATTENTIONS for v in values]
+    sizes = [{"attention": a, "instances": n} for a in ATTENTIONS for n in INSTANCES]
+
+    def lines(title: str, measure: str, **options: Any) -> Figure:
+        return Figure("lines", title, "instances", measure, "attention", axis, log=True, **options)
+
+    return Experiment(
+        name=f"scaling-{axis}",
+        title=f"SRAVEN: more data, more {axis}",
+        where=where,
+        points=lambda: scaling_points(axis, values, run),
+        make=measured,
+        axes=("attention", "instances", axis),
+        figures=(
+            lines("Held-out accuracy", HELD_OUT, ceiling=True),
+            lines("Training loss", TRAINING_LOSS, percent=False),
+            _rules("attention", {"instances": INSTANCES[-1], axis: values[0]}),
+        ),
+        claims=(
+            Claim("More data helps", grows("instances", groups)),
+            Claim(f"More {axis} helps", grows(axis, sizes)),
+        ),
+        smoke={"instances": (INSTANCES[0],), axis: (values[0], values[1])},
+    )
+
+
+def _rules(colour: str, where: dict[str, Any]) -> Figure:
+    title = "Held-out accuracy over the instances that contain a rule"
+    return Figure("rules", title, y="accuracy_by_rule", colour=colour, where=where, ceiling=True)
+
+
+def _lines(axis: str, **options: Any) -> Figure:
+    return Figure(
+        "lines", "Held-out accuracy", axis, HELD_OUT, "attention", ceiling=True, **options
+    )
+
+
+WIDTH = _scaling("width", (1, 2, 4), width_run, "figures 4A and 10A")
+DEPTH = _scaling("depth", (4, 8, 16), depth_run, "figures 4B and 10B")
+
+HEADS_EXPERIMENT = Experiment(
+    name="heads",
+    title="SRAVEN: the number of heads",
+    where="figure 5C",
+    points=lambda: _points("heads", HEADS, heads_run),
+    make=measured,
+    axes=("attention", "heads"),
+    figures=(_lines("heads", log=True), _rules("heads", {"attention": "hyla"})),
+    claims=(
+        Claim(
+            "A single head, without the hypernetwork, hurts",
+            grows("heads", [{"attention": attention} for attention in ATTENTIONS]),
+        ),
+    ),
+    smoke={"heads": (1, 4)},
+    note="Queries, keys and values of all heads together keep their size of 64.",
+)
+FEATURES = Experiment(
+    name="features",
+    title="SRAVEN: the number of features",
+    where="figure 5D",
+    points=lambda: _points("features", (2, 3, 4, 5), features_run),
+    make=measured,
+    axes=("attention", "features"),
+    figures=(_lines("features"), _rules("features", {"attention": "hyla"})),
+    smoke={"features": (2, 3)},
+)
+HELD_OUT_FRACTION = Experiment(
+    name="held-out",
+    title="SRAVEN: the fraction of rule combinations held out",
+    where="figure 11",
+    points=lambda: _points("held_out", (0.25, 0.5, 0.75), held_out_run),
+    make=measured,
+    axes=("attention", "held_out"),
+    figures=(_lines("held_out"), _rules("held_out", {"attention": "hyla"})),
+    smoke={"held_out": (0.25, 0.5)},
+)
