@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from hyla.cli.report import best_first, measure
+from hyla.cli.members import best_first, measure
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value
 from hyla.train.runs import RunState, list_runs

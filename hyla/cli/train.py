@@ -9,7 +9,7 @@ from tyro.extras import SubcommandApp
 
 from hyla.cli.display import display_for, tell
 from hyla.cli.fuzzy import FuzzySettings
-from hyla.cli.report import print_summary
+from hyla.cli.members import print_summary
 from hyla.cli.shared import command, write_json
 from hyla.cli.sraven import SravenSettings
 from hyla.cli.train_options import (

@@ -1,4 +1,4 @@
-"""Tables of what came of a run: its members, best first."""
+"""Tables of the members of a run, best first."""
 
 from collections.abc import Iterable
 from pathlib import Path
