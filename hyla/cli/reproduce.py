@@ -143,6 +143,8 @@ def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> No
     for name in ("mean", "standard error", "paper", "standard error"):
         table.add_column(name, justify="right")
     for row in rows:
+        if row.get("mean") is None or row.get("label", "all") != "all":
+            continue  # maps and matrices are for the report, as are terms and rules one by one
         values = [row.get(name) for name in ("mean", "standard_error")]
         theirs = [row.get(name) for name in ("paper_mean", "paper_standard_error")]
         cells = ["" if value is None else f"{value:.2f}" for value in (*values, *theirs)]

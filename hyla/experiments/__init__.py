@@ -2,6 +2,7 @@
 
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.ambiguity import AMBIGUITY
+from hyla.experiments.codes import CODES_DEPTH, CODES_FUZZY, CODES_SRAVEN
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.fuzzy import FUZZY_LOGIC
 from hyla.experiments.sraven import DEPTH, FEATURES, HEADS_EXPERIMENT, HELD_OUT_FRACTION, WIDTH
@@ -17,6 +18,9 @@ EXPERIMENTS = {
         FEATURES,
         HELD_OUT_FRACTION,
         AMBIGUITY,
+        CODES_FUZZY,
+        CODES_SRAVEN,
+        CODES_DEPTH,
     )
 }
 

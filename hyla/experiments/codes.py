@@ -1,0 +1,245 @@
+"""Latent codes of trained models: maps, decoding, mean codes and how alike they are.
+
+Rows say by `what` they are: "decoding" (mean: F1 in percent over seeds, with the shuffled control
+among the measures), "map" (t-SNE of the first seed), "mean codes", "similarity", "samples".
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyla.analysis import Codes, collect_run, decode, embed, mean_codes, sample
+from hyla.experiments.ablation import FUZZY_GRID
+from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.judge import ERRORS, NOT_MEASURED, difference, outcome, shown
+from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
+from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, INSTANCES
+from hyla.tasks.sraven import SravenConfig
+from hyla.train.config import fuzzy_logic_run, sraven_run
+
+F1, CONTROL = "F1", "F1, labels shuffled"
+RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
+DECODED = {"paper": 8192, "small": 4096, "smoke": 256}  # instances of each split
+MAPPED = {"paper": 800, "small": 500, "smoke": 40}
+SAMPLES = 32
+FUZZY_COLOURS = ("target", "formula", "term 1", "term 2")
+SRAVEN_COLOURS = ("target", "rule")
+
+
+def _codes(member: Trained, split: str, instances: int, **options: Any) -> Codes:
+    return collect_run(member.run.path, member.number, split, instances, **options)
+
+
+def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """All rows of one kind of attention: decoding over seeds, the rest of the first seed."""
+    chosen = [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+    if not chosen:
+        return []
+    is_sraven = isinstance(runs[0].config.task, SravenConfig)
+    label = "rule" if is_sraven else "terms"
+    settings = {"hyperparameters": hyperparameters(chosen[0])}
+    rows = [*_decoding(chosen, label, DECODED[scale]), *_maps(chosen[0], is_sraven, MAPPED[scale])]
+    if is_sraven:
+        rows += _rules(chosen, DECODED[scale])
+    return [{**point.axes, **row, **settings} for row in rows]
+
+
+def mapped(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """The maps alone."""
+    chosen = choose(members_of(runs))
+    return [{**point.axes, **row} for row in _maps(chosen[0], True, MAPPED[scale])]
+
+
+def _decoding(members: Sequence[Trained], label: str, instances: int) -> Iterator[Row]:
+    """Fitted to tasks of training, measured on held-out ones, in every layer."""
+    found = [
+        decode(_codes(member, "train", instances), _codes(member, "held_out", instances), label)
+        for member in members
+    ]
+    names = {"rule": "{}", "terms": "term {}"}[label]
+    for layer in range(len(found[0].layers)):
+
+        def row(name: str, f1: list[float], control: list[float], layer: int = layer) -> Row:
+            measures = {F1: _percent(f1), CONTROL: _percent(control)}
+            place = {"what": "decoding", "layer": layer + 1, "label": name}
+            return {**place, **measures[F1], "measures": measures}
+
+        controls = [one.control for one in found]
+        yield row(
+            "all",
+            [float(one.measured.macro_f1[layer]) for one in found],
+            [float(c.macro_f1[layer]) for c in controls if c is not None],
+        )
+        for name in dict.fromkeys(name for one in found for name in one.names):
+            yield row(
+                names.format(name),
+                [_of(one.measured.f1, one.names, layer, name) for one in found],
+                [
+                    _of(c.f1, o.names, layer, name)
+                    for c, o in zip(controls, found, strict=True)
+                    if c
+                ],
+            )
+
+
+def _of(f1: Any, names: tuple[str, ...], layer: int, name: str) -> float:
+    return float(f1[layer, names.index(name)]) if name in names else float("nan")
+
+
+def _percent(values: Sequence[float]) -> dict[str, Any]:
+    return spread([None if np.isnan(value) else 100 * value for value in values])
+
+
+def _maps(member: Trained, is_sraven: bool, instances: int) -> Iterator[Row]:
+    """t-SNE of every layer, on held-out tasks; of fuzzy logic with the context fixed."""
+    options = {} if is_sraven else {"fixed": "context"}
+    codes = _codes(member, "held_out", instances, **options)
+    labels = {}
+    for name in SRAVEN_COLOURS if is_sraven else FUZZY_COLOURS:
+        values = codes.label(name)
+        if name in codes.names:
+            values = np.array(codes.names[name])[values]
+        labels["function" if name == "formula" else name] = [
+            round(value, 3) if isinstance(value, float) else value for value in values.tolist()
+        ]
+    for layer, place in embed(codes).items():
+        x, y = (np.round(place[:, i], 2).tolist() for i in range(2))
+        yield {"what": "map", "layer": layer + 1, "label": "", "x": x, "y": y, "colours": labels}
+
+
+def _rules(members: Sequence[Trained], instances: int) -> Iterator[Row]:
+    """Mean codes of rules in the last layer and their similarity, over all tasks; samples."""
+    found = [mean_codes(_codes(member, "all", instances), "rule") for member in members]
+    related, pairs = [], []
+    for one in found:
+        others = one.cosine[~np.eye(len(one.names), dtype=bool)]
+        pairs.append(float(np.nanmean(others)) if len(others) else float("nan"))
+        known = all(name in one.names for name in ("addition", "subtraction"))
+        place = [one.names.index(n) for n in ("addition", "subtraction")] if known else []
+        related.append(float(one.cosine[place[0], place[1]]) if place else float("nan"))
+    first = found[0]
+    layer = {"layer": members[0].run.config.model.layers, "label": ""}
+    measures = {RELATED: _percent(related), ALL_PAIRS: _percent(pairs)}
+    labels = list(first.names)
+    cosine, means = np.round(first.cosine, 4).tolist(), np.round(first.means, 4).tolist()
+    yield {"what": "similarity", **layer, "labels": labels, "matrix": cosine, "measures": measures}
+    yield {"what": "mean codes", **layer, "labels": labels, "matrix": means}
+    some = sample(_codes(members[0], "held_out", max(SAMPLES, 64)), SAMPLES)
+    rules = [some.names["rule"][rule] for rule in some.label("rule").tolist()]
+    matrix = np.round(some.layer(-1), 4).tolist()
+    yield {"what": "samples", **layer, "labels": rules, "matrix": matrix}
+
+
+def decodable(rows: Sequence[Row]) -> Verdict:
+    """Macro F1 of the last layer against its shuffled control, for each kind of attention."""
+    gaps, evidence = [], []
+    for attention in dict.fromkeys(row["attention"] for row in rows):
+        found = [
+            row
+            for row in rows
+            if (row["attention"], row["what"], row.get("label")) == (attention, "decoding", "all")
+            and row.get("mean") is not None
+        ]
+        if not found:
+            continue
+        last = max(found, key=lambda row: row["layer"])
+        # The control as a row of its own, under the same name.
+        control = {"measures": {F1: last["measures"][CONTROL]}}
+        gaps.append(difference(last, control, F1))
+        evidence.append(f"{attention} {shown(last, F1)} (shuffled {shown(control, F1)})")
+    if not gaps:
+        return NOT_MEASURED
+    holds, tends = [errors > ERRORS for _, errors in gaps], [gap > 0 for gap, _ in gaps]
+    return Verdict(outcome(holds, tends), "F1 in the last layer: " + "; ".join(evidence))
+
+
+def related_are_similar(rows: Sequence[Row]) -> Verdict:
+    """Addition and subtraction against all pairs of rules, for HYLA."""
+    found = [r for r in rows if (r["attention"], r["what"]) == ("hyla", "similarity")]
+    if not found or found[0]["measures"][RELATED]["mean"] is None:
+        return NOT_MEASURED
+    related, pairs = (found[0]["measures"][name] for name in (RELATED, ALL_PAIRS))
+    one, other = {"measures": {F1: related}}, {"measures": {F1: pairs}}
+    gap, errors = difference(one, other, F1)
+    evidence = f"HYLA, last layer, cosine in percent: {RELATED} {shown(one, F1)}, "
+    return Verdict(
+        outcome([errors > ERRORS], [gap > 0]), evidence + f"{ALL_PAIRS} {shown(other, F1)}"
+    )
+
+
+def _maps_of(colours: Sequence[str]) -> list[Figure]:
+    return [
+        Figure("scatter", f"t-SNE of the codes, by {colour}", y=colour, where={"what": "map"})
+        for colour in colours
+    ]
+
+
+def _decoding_figure(title: str) -> Figure:
+    where = {"what": "decoding"}
+    return Figure("bars", title, "label", F1, "attention", "layer", where=where)
+
+
+AXES = ("attention", "what", "layer", "label")
+CODES_FUZZY = Experiment(
+    name="codes-fuzzy",
+    title="Fuzzy logic: latent codes",
+    where="figures 2B, 2D and 8",
+    points=lambda: [
+        Point({"attention": attention}, fuzzy_logic_run(FUZZY_GRID, attention=attention))
+        for attention in ATTENTIONS
+    ],
+    make=analysed,
+    axes=AXES,
+    figures=(
+        _decoding_figure("F1 of decoding terms: fitted to functions of training, held-out ones"),
+        *_maps_of(("target", "function", "term 1", "term 2")),
+    ),
+    claims=(Claim("Latent codes decode the terms of held-out functions", decodable),),
+)
+CODES_SRAVEN = Experiment(
+    name="codes-sraven",
+    title="SRAVEN: latent codes",
+    where="figures 5A, 5B, 5E, 5F, 12 and 14",
+    points=lambda: [
+        Point(
+            {"attention": attention},
+            sraven_run(FULL_GRID, attention=attention, instances=INSTANCES[-1]),
+        )
+        for attention in ATTENTIONS
+    ],
+    make=analysed,
+    axes=AXES,
+    figures=(
+        _decoding_figure("F1 of decoding rules: fitted to combinations of training, held-out ones"),
+        *_maps_of(("rule", "target")),
+        *(
+            Figure("matrix", title, facet="attention", where={"what": what})
+            for what, title in (
+                ("similarity", "Cosine similarity of the mean codes of rules, last layer"),
+                ("mean codes", "Mean code of each rule, by head"),
+                ("samples", "Random codes on held-out tasks, by head"),
+            )
+        ),
+    ),
+    claims=(
+        Claim("Latent codes decode the rules of held-out tasks", decodable),
+        Claim("Related rules have similar codes", related_are_similar),
+    ),
+    note="Instances without permutation, as in the paper: the last slot shows the last of its "
+    "sorted rules.",
+)
+CODES_DEPTH = Experiment(
+    name="codes-depth",
+    title="SRAVEN: latent codes of 16 layers of softmax attention",
+    where="figure 13",
+    points=lambda: [
+        Point(
+            {"attention": "softmax"},
+            sraven_run(FULL_GRID, attention="softmax", layers=16, instances=INSTANCES[-1]),
+        )
+    ],
+    make=mapped,
+    axes=AXES,
+    figures=tuple(_maps_of(("rule", "target"))),
+)
