@@ -111,10 +111,11 @@ def test_a_member_that_diverges_is_frozen_in_the_graph() -> None:
 
 
 def test_a_population_too_large_for_the_memory_is_split(tmp_path: Path) -> None:
-    config = small_run("sraven", batch=32768, steps=6, splits=("held_out",))
+    config = small_run("sraven", batch=16384, steps=6, splits=("held_out",))
     members = tuple(Member(seed, warmup=0) for seed in range(6))
     config = replace(config, members=members, model=replace(config.model, layers=1))
     whole = train(config, tmp_path / "whole", device="cuda:0")
+    assert '"populations": [6]' in (tmp_path / "whole" / "log.jsonl").read_text()
     gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory

@@ -188,6 +188,10 @@ def _prepared(config: RunConfig, placement: Placement) -> list[Population]:
     with _no_limit_to_recompilation() if placement.compiled else nullcontext():
         for population in populations:
             population.rehearse(config.splits)
+    if any(population.device.type == "cuda" for population in populations):
+        # What rehearsals have left is of no use to a capture, which cannot free it either.
+        gc.collect()
+        torch.cuda.empty_cache()
     pools: dict[torch.device, Any] = {}
     for population in populations:
         pools[population.device] = population.capture(pools.get(population.device))
