@@ -2,7 +2,7 @@
 
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,9 @@ Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
 def reproduce(
     names: Positional[Names] = (),
-    scale: Annotated[str, arg(metavar="{" + ",".join(SCALES) + "}")] = "paper",
+    scale: Annotated[
+        str | None, arg(metavar="{" + ",".join(SCALES) + "}", help_behavior_hint="")
+    ] = None,
     only: Annotated[tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]")] = (),
     search: Annotated[str, arg(metavar="{" + ",".join(SEARCHES) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
@@ -41,7 +43,8 @@ def reproduce(
 
     Args:
         names: Experiments, see --list.
-        scale: paper, or smaller: small (a GPU, minutes), smoke (tiny models, a test).
+        scale: paper (but for the demonstrations), or smaller: small (a GPU, minutes), smoke (tiny
+            models, a test).
         only: Only the points with these values, such as row=HYLA task=SRAVEN.
         search: Every setting on every seed, or on the first and then the best on the others.
         precision: Of matrix products.
@@ -54,12 +57,13 @@ def reproduce(
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    options = _options(scale, only, search, precision, members, time_limit, device, runs, results)
+    given = _options(scale, only, search, precision, members, time_limit, device, runs, results)
     if list:
-        _show_list(chosen, options, json)
+        _show_list(chosen, given, scale, json)
         return
     made: dict[str, Any] = {}
     for experiment in chosen:
+        options = replace(given, scale=scale or experiment.scales[0])
         try:
             made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
         except TimeUp as error:
@@ -84,10 +88,10 @@ def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment
 
 
 def _options(
-    scale: str, only: tuple[str, ...], search: str, precision: str, members: int | None,
+    scale: str | None, only: tuple[str, ...], search: str, precision: str, members: int | None,
     time_limit: float | None, device: str, runs: Path, results: Path,
 ) -> Options:  # fmt: skip
-    if scale not in SCALES:
+    if scale is not None and scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
@@ -103,7 +107,7 @@ def _options(
         wanted[axis] = (*wanted.get(axis, ()), value)
     deadline = None if time_limit is None else time.monotonic() + 60 * time_limit
     return Options(
-        scale=scale, runs=runs, results=results, only=wanted, search=search, precision=precision,
+        runs=runs, results=results, only=wanted, search=search, precision=precision,
         device=device, members=members, deadline=deadline,
     )  # fmt: skip
 
@@ -112,23 +116,28 @@ def _watcher(json: bool) -> type[Watcher] | Any:
     return Watcher if json else lambda: display_for(sys.stderr)
 
 
-def _show_list(experiments: list[Experiment], options: Options, json: bool) -> None:
-    found = {experiment.name: status(experiment, options) for experiment in experiments}
+def _show_list(
+    experiments: list[Experiment], options: Options, scale: str | None, json: bool
+) -> None:
+    found = {}
+    for experiment in experiments:
+        if scale is None or scale in experiment.scales:
+            chosen = replace(options, scale=scale or experiment.scales[0])
+            found[experiment.name] = status(experiment, chosen)
     if json:
         write_json({name: asdict(one) for name, one in found.items()})
         return
     console = output()
-    table = Table(title=f"Experiments, scale {options.scale}: {SCALES[options.scale]}")
-    for name in ("name", "what", "in the paper"):
+    table = Table(title="Experiments", title_justify="left")
+    for name in ("name", "what", "in the paper", "scale"):
         table.add_column(name, overflow="fold")
     for name in ("measured", "begun", "models", "instances to train on"):
         table.add_column(name, justify="right")
-    for experiment in experiments:
-        one = found[experiment.name]
+    for name, one in found.items():
+        experiment = EXPERIMENTS[name]
         cells = [f"{one.measured}/{one.points}", str(one.begun), f"{one.members:,}"]
-        table.add_row(
-            experiment.name, experiment.title, experiment.where, *cells, f"{one.instances:,}"
-        )
+        what = (name, experiment.title, experiment.where, scale or experiment.scales[0])
+        table.add_row(*what, *cells, f"{one.instances:,}")
     console.print(table)
     for name, one in found.items():
         if one.problem:

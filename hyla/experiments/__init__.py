@@ -4,6 +4,7 @@ from hyla.experiments.ablation import ABLATION
 from hyla.experiments.ambiguity import AMBIGUITY
 from hyla.experiments.codes import CODES_DEPTH, CODES_FUZZY, CODES_SRAVEN
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.demo import DEMO, DEMO_CODES
 from hyla.experiments.fuzzy import FUZZY_LOGIC
 from hyla.experiments.sraven import DEPTH, FEATURES, HEADS_EXPERIMENT, HELD_OUT_FRACTION, WIDTH
 
@@ -21,6 +22,8 @@ EXPERIMENTS = {
         CODES_FUZZY,
         CODES_SRAVEN,
         CODES_DEPTH,
+        DEMO,
+        DEMO_CODES,
     )
 }
 

@@ -20,8 +20,8 @@ from hyla.train.config import fuzzy_logic_run, sraven_run
 
 F1, CONTROL = "F1", "F1, labels shuffled"
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
-DECODED = {"paper": 8192, "small": 4096, "smoke": 256}  # instances of each split
-MAPPED = {"paper": 800, "small": 500, "smoke": 40}
+DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
+MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
 SAMPLES = 32
 FUZZY_COLOURS = ("target", "formula", "term 1", "term 2")
 SRAVEN_COLOURS = ("target", "rule")
@@ -168,14 +168,16 @@ def related_are_similar(rows: Sequence[Row]) -> Verdict:
     )
 
 
-def _maps_of(colours: Sequence[str]) -> list[Figure]:
+def maps_of(colours: Sequence[str]) -> list[Figure]:
+    """A map of the codes for each of these labels."""
     return [
         Figure("scatter", f"t-SNE of the codes, by {colour}", y=colour, where={"what": "map"})
         for colour in colours
     ]
 
 
-def _decoding_figure(title: str) -> Figure:
+def decoding_figure(title: str) -> Figure:
+    """F1 of each class and layer, beside its control."""
     where = {"what": "decoding"}
     return Figure("bars", title, "label", F1, "attention", "layer", where=where)
 
@@ -192,8 +194,8 @@ CODES_FUZZY = Experiment(
     make=analysed,
     axes=AXES,
     figures=(
-        _decoding_figure("F1 of decoding terms: fitted to functions of training, held-out ones"),
-        *_maps_of(("target", "function", "term 1", "term 2")),
+        decoding_figure("F1 of decoding terms: fitted to functions of training, held-out ones"),
+        *maps_of(("target", "function", "term 1", "term 2")),
     ),
     claims=(Claim("Latent codes decode the terms of held-out functions", decodable),),
 )
@@ -211,8 +213,8 @@ CODES_SRAVEN = Experiment(
     make=analysed,
     axes=AXES,
     figures=(
-        _decoding_figure("F1 of decoding rules: fitted to combinations of training, held-out ones"),
-        *_maps_of(("rule", "target")),
+        decoding_figure("F1 of decoding rules: fitted to combinations of training, held-out ones"),
+        *maps_of(("rule", "target")),
         *(
             Figure("matrix", title, facet="attention", where={"what": what})
             for what, title in (
@@ -241,5 +243,5 @@ CODES_DEPTH = Experiment(
     ],
     make=mapped,
     axes=AXES,
-    figures=tuple(_maps_of(("rule", "target"))),
+    figures=tuple(maps_of(("rule", "target"))),
 )

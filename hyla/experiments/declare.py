@@ -82,6 +82,7 @@ class Experiment:
     points: the populations to be trained, at the paper's scale.
     make: rows from a point, its finished runs and the scale (`measured`, or an analysis).
     axes: those that tell the rows apart; a new row replaces the old one with the same.
+    scales: those at which it can be run, the one it is meant for first.
     smoke: of each axis named here, the values that are enough to see that everything works.
     where: what in the paper it stands for.
     """
@@ -94,5 +95,6 @@ class Experiment:
     axes: tuple[str, ...]
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
+    scales: tuple[str, ...] = ("paper", "small", "smoke")
     smoke: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     note: str = ""

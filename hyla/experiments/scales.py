@@ -10,6 +10,7 @@ from hyla.train.config import VALIDATION, Member, RunConfig
 SCALES = {
     "paper": "as in the paper",
     "small": "a tenth of the instances, one setting, 3 seeds: shows trends, on a GPU in minutes",
+    "demo": "a reduced task of its own, for two CPU cores and minutes",
     "smoke": "a few steps of tiny models: shows that everything works, nothing else",
 }
 SMALL_PART = 10
@@ -21,8 +22,8 @@ def points_at(experiment: Experiment, scale: str) -> list[Point]:
 
     At the smoke scale, axes have fewer values.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    if scale not in experiment.scales:
+        raise unknown_name(f"scale of {experiment.name}", scale, experiment.scales)
     points = experiment.points()
     if scale == "smoke":
         chosen = experiment.smoke.items()
