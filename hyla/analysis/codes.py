@@ -1,0 +1,152 @@
+"""Latent codes with what is known about the instances they come from.
+
+The paper looks at one code an instance and layer: the scores of the last token attending to itself,
+over all heads. `collect` gathers them for a task, `collect_run` for a member of a run folder,
+`collect_inputs` for any tokens, and `attention_codes` takes the scores of any other model.
+
+Shapes: L layers, I instances, H heads, B batch, Q queries, N keys, K features or terms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyla.errors import bad_value, unknown_name
+
+Array = NDArray[Any]
+# What varies less than this, relative to its size, is constant but for the rounding of float32.
+CONSTANT = 1e-6
+LABEL, NAMES = "label ", "names "  # before the names of arrays in a file
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """Latent codes by layer and instance, with labels of the instances.
+
+    codes: float32 `[layers, instances, heads]`. layers: their numbers in the model, from 0.
+    labels: by name, arrays whose first axis is that of the instances.
+    names: of the values 0, 1, 2 .. of a label, where they have names.
+
+    >>> codes = Codes(np.zeros((2, 5, 3)), (0, 1), {"rule": np.array([0, 1, 1, 0, 1])})
+    >>> codes.layer(-1).shape, codes.take(codes.labels["rule"] == 1).codes.shape
+    ((5, 3), (2, 3, 3))
+    """
+
+    codes: Array
+    layers: tuple[int, ...]
+    labels: Mapping[str, Array] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.codes.ndim != 3 or self.codes.shape[0] != len(self.layers):
+            expected = f"[{len(self.layers)} layers, instances, heads]"
+            raise bad_value("codes", list(self.codes.shape), expected)
+        for name, values in self.labels.items():
+            if values.shape[:1] != (self.instances,):
+                expected = f"one for each of the {self.instances} instances"
+                raise bad_value(f"labels[{name!r}]", list(values.shape), expected)
+        object.__setattr__(self, "codes", self.codes.astype(np.float32, copy=False))
+
+    @property
+    def instances(self) -> int:
+        """How many instances there are."""
+        return int(self.codes.shape[1])
+
+    def layer(self, number: int) -> Array:
+        """The codes of one layer, `[instances, heads]`; -1 is the last of those collected."""
+        if number < 0 and -len(self.layers) <= number:
+            return self.codes[number]
+        if number not in self.layers:
+            expected = f"one of {', '.join(map(str, self.layers))}, or -1 for the last"
+            raise bad_value("layer", number, expected)
+        return self.codes[self.layers.index(number)]
+
+    def label(self, name: str) -> Array:
+        """The label of this name; an unknown one is refused."""
+        if name not in self.labels:
+            raise unknown_name("label", name, self.labels)
+        return self.labels[name]
+
+    def classes(self, name: str) -> tuple[tuple[str, ...], Array]:
+        """The values that a label can take, as text, and the number of each instance's value.
+
+        Those of a label with names are all of them, otherwise those that occur, sorted. A label
+        of several columns gives numbers of several columns.
+        """
+        values = self.label(name)
+        if name in self.names:
+            return self.names[name], values
+        if values.dtype.kind == "f":
+            raise bad_value("label", f"{name!r}, a real number", "one with a few values")
+        found, numbers = np.unique(values, return_inverse=True)
+        return tuple(map(str, found)), numbers.reshape(values.shape)
+
+    def take(self, index: Array | Sequence[int]) -> "Codes":
+        """These instances only: their numbers, or a boolean for each."""
+        index = np.asarray(index)
+        labels = {name: values[index] for name, values in self.labels.items()}
+        return Codes(self.codes[:, index], self.layers, labels, self.names)
+
+    def save(self, file: IO[bytes] | Path | str) -> None:
+        """Writes a NumPy `.npz` file: `codes`, `layers`, and every label as `label NAME`."""
+        arrays = {f"{LABEL}{name}": values for name, values in self.labels.items()}
+        arrays |= {f"{NAMES}{name}": np.array(values) for name, values in self.names.items()}
+        np.savez(file, codes=self.codes, layers=np.array(self.layers), **arrays)  # type: ignore[arg-type]
+
+
+def load_codes(file: IO[bytes] | Path | str) -> Codes:
+    """The codes of a file that `Codes.save` wrote."""
+    with np.load(file, allow_pickle=False) as arrays:
+        if "codes" not in arrays or "layers" not in arrays:
+            raise bad_value("file", f"one with {', '.join(arrays) or 'nothing'}", "latent codes")
+        labels = {n.removeprefix(LABEL): arrays[n] for n in arrays if n.startswith(LABEL)}
+        names = {
+            n.removeprefix(NAMES): tuple(arrays[n].tolist()) for n in arrays if n.startswith(NAMES)
+        }
+        return Codes(arrays["codes"], tuple(arrays["layers"].tolist()), labels, names)
+
+
+def to_numpy(x: Tensor) -> Array:
+    """A tensor of any device and precision as an array; one of 16 bits becomes float32."""
+    x = x.detach().cpu()
+    return x.float().numpy() if x.dtype.itemsize == 2 and x.is_floating_point() else x.numpy()
+
+
+def attention_codes(
+    scores: Sequence[Tensor | Array], pairs: Sequence[tuple[int, int]] = ((-1, -1),)
+) -> Codes:
+    """The codes of chosen (query, key) pairs from attention scores of any model.
+
+    scores: for each layer `[batch, heads, queries, keys]`, as Hugging Face models give them with
+    `output_attentions=True` and eager attention. Labels: `sequence`, `query` and `key`, the
+    positions counted from 0; the pairs of a sequence follow each other.
+
+    >>> attention_codes([np.zeros((2, 3, 5, 5))] * 4, [(-1, -1), (-1, 0)]).codes.shape
+    (4, 4, 3)
+    """
+    arrays = [to_numpy(s) if isinstance(s, Tensor) else np.asarray(s) for s in scores]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) != 1 or arrays[0].ndim != 4:
+        given = ", ".join(str(list(shape)) for shape in sorted(shapes)) or "none"
+        raise bad_value("scores", given, "[batch, heads, queries, keys], the same for every layer")
+    batch, heads, *tokens = arrays[0].shape
+    if not pairs:
+        raise bad_value("pairs", "none", "at least one (query, key)")
+    for pair in pairs:
+        if any(not -count <= at < count for at, count in zip(pair, tokens, strict=True)):
+            expected = f"a query below {tokens[0]} and a key below {tokens[1]}"
+            raise bad_value("pairs", pair, expected)
+    query, key = np.array(pairs).T % np.array(tokens)[:, None]
+    chosen_LBHP = np.stack([array[:, :, query, key] for array in arrays])
+    codes = np.moveaxis(chosen_LBHP, -1, 2).reshape(len(arrays), batch * len(pairs), heads)
+    labels = {
+        "sequence": np.repeat(np.arange(batch), len(pairs)),
+        "query": np.tile(query, batch),
+        "key": np.tile(key, batch),
+    }
+    return Codes(codes, tuple(range(len(arrays))), labels)

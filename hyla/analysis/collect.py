@@ -1,0 +1,214 @@
+"""Latent codes of models on the tasks of the paper, of members of a run, of any tokens.
+
+Shapes: L layers, B instances of a batch, H heads, N keys, K features or terms.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyla.analysis.codes import Array, Codes, attention_codes, to_numpy
+from hyla.errors import bad_value, unknown_name
+from hyla.layers import member as one_member
+from hyla.model import Transformer
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe
+from hyla.tasks.sraven import RULES, Sraven, SravenConfig
+from hyla.train.population import FIRST_EVALUATION_INSTANCE
+from hyla.train.trained import load_run
+
+KEYS = ("self", "row")
+Part = tuple[Array, dict[str, Array]]
+
+
+def collect(
+    model: Transformer,
+    task: FuzzyLogicConfig | SravenConfig,
+    split: str,
+    instances: int,
+    *,
+    seed: int,
+    first_instance: int = FIRST_EVALUATION_INSTANCE,
+    fixed: str | None = None,
+    keys: str = "self",
+    permute: bool = False,
+    device: torch.device | str | None = None,
+    batch: int = 512,
+) -> Codes:
+    """The codes of the last token attending to itself, for instances of a split under a seed.
+
+    first_instance: the number of the first one; by default one that no training reaches.
+    fixed, of fuzzy logic: all instances share the inputs of the "context" or of the "query".
+    keys, of SRAVEN: "row" puts the scores on the two panels before, at the same feature, in front
+        of those on itself: codes of 3 x heads. (The paper's text speaks of "self", its code keeps
+        the two panels.)
+    permute, of SRAVEN: as the paper, instances show their features in the order of their rules,
+        so that the last slot has the highest of the four: rarely the first rules. True shows
+        them as in training, if the task permutes them; the last slot then has any of its rules.
+    device: where to compute, on a copy of the model; by default where the model is.
+
+    Labels of fuzzy logic: `target` and `prediction` of the query, `terms` (sorted), each of them
+    as `term 1`, `term 2`.., `function` (the rank of the terms among all sets of as many, those
+    with the lowest largest term first) and `formula`. Labels of SRAVEN, about the last slot:
+    `rule`, `target`, `prediction`, `right`, and `inputs`, the two symbols before it in its row.
+    """
+    _check(model, instances, batch, keys)
+    place = next(model.parameters()).device if device is None else torch.device(device)
+    if next(model.parameters()).device != place:
+        model = copy.deepcopy(model).to(place)
+    make, names = _maker(model, task, split, seed, place, fixed, keys, permute)
+    with torch.no_grad():
+        parts = [
+            make(range(first_instance + start, first_instance + min(start + batch, instances)))
+            for start in range(0, instances, batch)
+        ]
+    labels = {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
+    codes = np.concatenate([part[0] for part in parts], axis=1)
+    return Codes(codes, tuple(range(len(codes))), labels, names)
+
+
+def _maker(
+    model: Transformer,
+    task: FuzzyLogicConfig | SravenConfig,
+    split: str,
+    seed: int,
+    place: torch.device,
+    fixed: str | None,
+    keys: str,
+    permute: bool,
+) -> tuple[Callable[[range], Part], dict[str, tuple[str, ...]]]:
+    """What makes codes and labels of instance numbers, and the names of the labels' values."""
+    if isinstance(task, SravenConfig):
+        if fixed is not None:
+            raise bad_value("fixed", repr(fixed), "None: SRAVEN has no inputs to fix")
+        sraven = Sraven(replace(task, permute=permute and task.permute), seed, device=place)
+        return partial(_sraven, model, sraven, split, keys), {"rule": RULES}
+    if keys != "self" or permute:
+        given = f"{keys!r} with permute={permute}"
+        raise bad_value("keys", given, "'self', without permute, for fuzzy logic")
+    return partial(_fuzzy_logic, model, FuzzyLogic(task, seed, device=place), split, fixed), {}
+
+
+def collect_run(
+    folder: Path | str,
+    member: int,
+    split: str,
+    instances: int,
+    *,
+    step: int | None = None,
+    first_instance: int = FIRST_EVALUATION_INSTANCE,
+    fixed: str | None = None,
+    keys: str = "self",
+    permute: bool = False,
+    device: torch.device | str | None = None,
+    batch: int = 512,
+) -> Codes:
+    """`collect` for a member of a run folder, on its own instances, that training never saw.
+
+    step: of an older checkpoint that is still there.
+    """
+    config, population = load_run(folder, step)
+    check_member(member, len(config.members))
+    return collect(
+        one_member(population, member), config.task, split, instances,
+        seed=config.members[member].seed, first_instance=first_instance, fixed=fixed, keys=keys,
+        permute=permute, device=device, batch=batch,
+    )  # fmt: skip
+
+
+def collect_inputs(
+    model: Transformer, tokens: Tensor, queries: Sequence[int] = (-1,), keys: Sequence[int] = (-1,)
+) -> Codes:
+    """The codes of all pairs of these queries and keys, on any tokens that the model takes.
+
+    Labels: `sequence`, `query` and `key`; the pairs of a sequence follow each other.
+    """
+    _check(model, len(tokens), 1, "self")
+    with torch.no_grad():
+        by_layer = model.latent_codes(tokens, queries=list(queries), keys=list(keys))
+    positions = [(at % tokens.shape[1], to % tokens.shape[1]) for at in queries for to in keys]
+    pairs = [(q, k) for q in range(len(queries)) for k in range(len(keys))]
+    found = attention_codes([codes.permute(0, 3, 1, 2) for codes in by_layer.values()], pairs)
+    query, key = np.tile(np.array(positions).T, len(tokens))
+    labels = {"sequence": found.labels["sequence"], "query": query, "key": key}
+    return Codes(found.codes, tuple(by_layer), labels)
+
+
+def check_member(member: int, members: int) -> None:
+    """Refuses a number that no member of a run has."""
+    if not 0 <= member < members:
+        raise bad_value("member", member, f"a whole number from 0 to {members - 1}")
+
+
+def _check(model: Transformer, instances: int, batch: int, keys: str) -> None:
+    if model.norm.weight.ndim != 1:
+        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    for name, value in (("instances", instances), ("batch", batch)):
+        if value < 1:
+            raise bad_value(name, value, "a whole number of at least 1")
+    if keys not in KEYS:
+        raise unknown_name("keys", keys, KEYS)
+
+
+def _fuzzy_logic(
+    model: Transformer, task: FuzzyLogic, split: str, fixed: str | None, index: range
+) -> Part:
+    batch = task.batch(split, index, fixed=fixed)
+    inputs = batch.inputs.to(model.norm.weight.dtype)
+    codes = model.latent_codes(inputs, queries=[-1], keys=[-1])
+    terms_BK = to_numpy(batch.terms)
+    rows = [tuple(row) for row in terms_BK.tolist()]
+    formulas = {row: describe(row, task.config.variables) for row in set(rows)}
+    labels = {
+        "target": to_numpy(batch.query_target),
+        "prediction": to_numpy(model(inputs, last=1)[..., 0, 0]),
+        "terms": terms_BK,
+        "function": np.array([_rank(row) for row in rows]),
+        "formula": np.array([formulas[row] for row in rows]),
+    }
+    columns = {f"term {k + 1}": terms_BK[:, k] for k in range(terms_BK.shape[1])}
+    return np.stack([to_numpy(code[:, 0, 0]) for code in codes.values()]), labels | columns
+
+
+def _rank(terms: Sequence[int]) -> int:
+    """The number of a set of terms among all sets of that size, ordered by their largest terms.
+
+    >>> from itertools import combinations
+    >>> sorted(_rank(terms) for terms in combinations(range(5), 2)) == list(range(10))
+    True
+    """
+    return sum(comb(term, place) for place, term in enumerate(sorted(terms), start=1))
+
+
+def _sraven(model: Transformer, task: Sraven, split: str, keys: str, index: range) -> Part:
+    batch, features = task.batch(split, index), task.config.features
+    inputs = batch.inputs.to(model.norm.weight.dtype)
+    # The slot of each column that shows the feature of the last slot; itself in the last column.
+    slot_B3 = (batch.orders == batch.orders[:, 2:, -1:]).int().argmax(dim=-1)
+    if keys == "self":
+        by_layer = model.latent_codes(inputs, queries=[-1], keys=[-1])
+        codes = [code[:, 0, 0] for code in by_layer.values()]
+    else:
+        row = range(-3 * features, 0)
+        by_layer = model.latent_codes(inputs, queries=[-1], keys=list(row))
+        key_B31 = (slot_B3 + features * torch.arange(3, device=slot_B3.device)).unsqueeze(-1)
+        codes = [
+            code[:, 0].gather(1, key_B31.expand(-1, -1, code.shape[-1])).flatten(1)
+            for code in by_layer.values()
+        ]
+    prediction, target = model(inputs, last=1)[:, 0].argmax(dim=-1), batch.targets[:, -1]
+    before_B2 = batch.panels[:, 2, :2].gather(-1, slot_B3[:, :2, None])[..., 0]
+    labels = {
+        "rule": batch.target_rules[:, -1],
+        "target": target,
+        "prediction": prediction,
+        "right": prediction == target,
+        "inputs": before_B2,
+    }
+    return np.stack([to_numpy(c) for c in codes]), {n: to_numpy(v) for n, v in labels.items()}

@@ -1,0 +1,177 @@
+"""What a linear decoder reads off the codes: logistic regression, with a shuffled control.
+
+Shapes: L layers, I instances, H heads, C classes (rules, or terms).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyla.analysis.codes import CONSTANT, Array, Codes
+from hyla.errors import bad_value
+
+MIN_INSTANCES = 10  # below that, a score says nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How well the classes were named in each layer.
+
+    f1: `[layers, classes]`, NaN for a class that cannot be measured. accuracy: `[layers]`; of
+    several terms at once, the mean over the yes or no of all terms.
+    """
+
+    f1: Array
+    accuracy: Array
+
+    @property
+    def macro_f1(self) -> Array:
+        """The mean over the classes that can be measured, `[layers]`."""
+        return np.nanmean(self.f1, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """A label decoded from the codes of each layer, and the control beside it.
+
+    names: of the classes. train_counts, test_counts: how many instances have each.
+    measured: the scores. control: their mean over several shuffles of the labels of training, None
+    without any. majority_accuracy: of always saying what is most frequent in training.
+    """
+
+    label: str
+    names: tuple[str, ...]
+    layers: tuple[int, ...]
+    train_counts: Array
+    test_counts: Array
+    measured: Scores
+    control: Scores | None
+    majority_accuracy: float
+
+
+def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: int = 0) -> Decoding:
+    """Decodes a label with logistic regression, fitted to `train` and measured on `test`.
+
+    A label with one value an instance, such as `rule`, gets a multinomial classifier; one with
+    several, such as `terms`, gets a classifier for each term: is it among them? Codes are
+    standardised with the mean and deviation of `train`; the L2 penalty is 1 (scikit-learn's C).
+
+    A class that is missing from `train` or `test` (or that all of `train` has) has no F1. Its
+    instances still count: naming them otherwise is wrong.
+
+    shuffles: of the labels of `train`, by `seed`, to which the same is fitted: what chance looks
+        like. One says little: of n tight clusters, each gets a random class, so that its accuracy
+        of 1 / n strays by as much. The control is the mean over all of them.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    if shuffles < 0:
+        raise bad_value("shuffles", shuffles, "a whole number of at least 0")
+    names, train_IC, test_IC = _memberships(train, test, label)
+    several = train.label(label).ndim == 2
+    measurable: Array = np.asarray(train_IC.any(0) & ~train_IC.all(0) & test_IC.any(0))
+    if not measurable.any():
+        given = f"{label!r} with {int(train_IC.any(0).sum())} of them in train"
+        expected = "a label with at least 2 classes in train, one of them in test"
+        raise bad_value("label", given, expected)
+    _check_codes(train, test)
+    generator = np.random.default_rng(seed)
+    inputs = [_standardised(*both) for both in zip(train.codes, test.codes, strict=True)]
+
+    def scores(labels_IC: Array) -> Scores:
+        predictions = [
+            _predict_each(x, labels_IC, x_test, measurable)
+            if several
+            else _predict_one(x, labels_IC, x_test)
+            for x, x_test in inputs
+        ]
+        return Scores(
+            np.stack([_f1(found, test_IC, measurable) for found in predictions]),
+            np.array([_accuracy(found, test_IC, measurable, several) for found in predictions]),
+        )
+
+    with threadpool_limits(limits=1):  # threads cost more than they bring, and change the rounding
+        measured = scores(train_IC)
+        shuffled = [scores(generator.permutation(train_IC)) for _ in range(shuffles)]
+    rate_C = train_IC.mean(axis=0)
+    majority_C = rate_C > 0.5 if several else np.arange(len(names)) == rate_C.argmax()
+    majority_IC = np.broadcast_to(majority_C, test_IC.shape)
+    return Decoding(
+        label, names, train.layers, train_IC.sum(axis=0), test_IC.sum(axis=0),
+        measured, _mean(shuffled) if shuffled else None,
+        _accuracy(majority_IC, test_IC, measurable, several),
+    )  # fmt: skip
+
+
+def _memberships(train: Codes, test: Codes, label: str) -> tuple[tuple[str, ...], Array, Array]:
+    """The names of the classes, and which of them each instance has, `[instances, classes]`."""
+    values, test_values = train.label(label), test.label(label)
+    if values.ndim > 2 or values.ndim != test_values.ndim:
+        given = f"{list(values.shape)} in train, {list(test_values.shape)} in test"
+        raise bad_value(f"labels[{label!r}]", given, "one or several values for each instance")
+    if label in train.names:
+        names, classes = train.names[label], np.arange(len(train.names[label]))
+    else:
+        train.classes(label)  # refuses real numbers
+        classes = np.unique(np.concatenate([values.ravel(), test_values.ravel()]))
+        names = tuple(map(str, classes))
+    found = [(v.reshape(len(v), -1, 1) == classes).any(axis=1) for v in (values, test_values)]
+    return names, found[0], found[1]
+
+
+def _check_codes(train: Codes, test: Codes) -> None:
+    for name, codes in (("train", train), ("test", test)):
+        if codes.instances < MIN_INSTANCES:
+            raise bad_value(name, f"{codes.instances} instances", f"at least {MIN_INSTANCES}")
+        for number, layer in zip(codes.layers, codes.codes, strict=True):
+            if not np.isfinite(layer).all():
+                given = f"NaN or infinity in layer {number} of {name}"
+                raise bad_value("codes", given, "finite numbers (has the member diverged?)")
+    if train.layers != test.layers or train.codes.shape[2] != test.codes.shape[2]:
+        given = f"layers {test.layers} of {test.codes.shape[2]} heads"
+        expected = f"those of train, layers {train.layers} of {train.codes.shape[2]} heads"
+        raise bad_value("test", given, expected)
+
+
+def _standardised(train_IH: Array, test_IH: Array) -> tuple[Array, Array]:
+    mean = train_IH.mean(axis=0, dtype=np.float64)
+    deviation = train_IH.std(axis=0, dtype=np.float64)
+    deviation = np.where(deviation > CONSTANT * np.abs(mean), deviation, np.inf)
+    return (train_IH - mean) / deviation, (test_IH - mean) / deviation
+
+
+def _fit_predict(x_IH: Array, classes_I: Array, test_IH: Array) -> Array:
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+
+    classifier = LogisticRegression(max_iter=10_000)
+    return np.asarray(classifier.fit(x_IH, classes_I).predict(test_IH))
+
+
+def _predict_one(x_IH: Array, labels_IC: Array, test_IH: Array) -> Array:
+    """One multinomial classifier: each instance has one class."""
+    found = _fit_predict(x_IH, labels_IC.argmax(axis=1), test_IH)
+    return found[:, None] == np.arange(labels_IC.shape[1])
+
+
+def _predict_each(x_IH: Array, labels_IC: Array, test_IH: Array, measurable: Array) -> Array:
+    """A classifier for each measurable class: does the instance have it?"""
+    found = np.zeros((len(test_IH), labels_IC.shape[1]), dtype=bool)
+    for c in np.flatnonzero(measurable):
+        found[:, c] = _fit_predict(x_IH, labels_IC[:, c], test_IH)
+    return found
+
+
+def _mean(scores: list[Scores]) -> Scores:
+    f1, accuracy = ([s.f1 for s in scores], [s.accuracy for s in scores])
+    return Scores(np.mean(f1, axis=0), np.mean(accuracy, axis=0))
+
+
+def _f1(found_IC: Array, true_IC: Array, measurable: Array) -> Array:
+    """2 TP / (2 TP + FP + FN) for each class, NaN where it is not measurable."""
+    both, either = (found_IC & true_IC).sum(axis=0), found_IC.sum(axis=0) + true_IC.sum(axis=0)
+    return np.where(measurable, 2 * both / np.maximum(either, 1), np.nan)
+
+
+def _accuracy(found_IC: Array, true_IC: Array, measurable: Array, several: bool) -> float:
+    right_IC = found_IC == true_IC
+    return float(right_IC[:, measurable].mean() if several else right_IC.all(axis=1).mean())
