@@ -1,25 +1,197 @@
 """`hyla analyse`: what the latent codes of a trained model say about its tasks."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from hyla.analysis.codes import Codes
-from hyla.analysis.collect import collect_members
-from hyla.analysis.compare import MeanCodes, mean_codes, silhouette
-from hyla.analysis.decode import Decoding, decode
-from hyla.analysis.draw import draw_embedding
-from hyla.analysis.embed import embed
-from hyla.cli.shared import checked_device, output as standard_output, write_json
+from hyla import member as one_member
+from hyla.analysis import (
+    Codes,
+    Decoding,
+    MeanCodes,
+    collect,
+    decode,
+    draw_embedding,
+    embed,
+    mean_codes,
+    silhouette,
+)
+from hyla.analysis.collect import check_member
+from hyla.cli import shared
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
 from hyla.tasks.sraven_draw import save
+from hyla.train import RunConfig, load_run
 
 PICTURES = ("png", "svg")
-# For each task: what is decoded, what clusters are compared with, and what colours a figure.
+# What is decoded, what clusters are compared with and what colours a figure, by task.
 DECODED = {"sraven": "rule", "fuzzy_logic": "terms"}
 CLUSTERS = {"sraven": ("rule", "target"), "fuzzy_logic": ("function", "term 1")}
+COLOURS = {
+    "sraven": ("rule", "prediction"),
+    "fuzzy_logic": ("target", "function", "term 1", "term 2"),
+}
+
+
+def analyse(
+    folder: Positional[Path],
+    member: int = 0,
+    layer: int = -1,
+    instances: int = 2000,
+    keys: Annotated[str, arg(metavar="{self,row}")] = "self",
+    permute: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    output: Annotated[Path | None, arg(metavar="FILE.npz")] = None,
+    figure: Annotated[Path | None, arg(metavar="FILE.png")] = None,
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
+    """Decode rules or terms from the latent codes of a trained model, compare and draw the codes.
+
+    A logistic regression learns from training tasks and is measured on held-out ones, beside one
+    that learned from shuffled labels.
+
+    Args:
+        folder: The folder of the run.
+        member: Number of the member.
+        layer: The layer whose codes are compared and drawn; -1 is the last.
+        instances: How many instances of each split, none of them seen in training.
+        keys: SRAVEN: the last token attending to itself, or also to the two panels before it.
+        permute: SRAVEN: show features as in training, not in the order of their rules.
+        seed: Seed of the shuffled labels and of the figure.
+        device: Where to compute: cpu, or cuda.
+        output: Write the held-out codes and their labels to this file, for NumPy.
+        figure: Draw a t-SNE of the held-out codes to this .png or .svg file.
+        overwrite: Replace files that exist.
+        json: Print JSON only.
+    """
+    _check_files(output, figure)
+    config, population = load_run(folder)
+    number = _checked_layer(config, member, layer)
+    model = one_member(population, member).to(shared.checked_device(device))
+    options: dict[str, Any] = {"instances": instances, "keys": keys, "permute": permute}
+    get: Any = partial(collect, model, config.task, seed=config.members[member].seed, **options)
+    held_out = get("held_out")
+    decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
+    clusters = {n: silhouette(held_out, n, seed=seed) for n in CLUSTERS[config.task_name]}
+    means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
+    if output is not None:
+        with new_file(output, overwrite=overwrite) as handle:
+            held_out.save(handle)
+    if figure is not None:
+        # As in the paper: the query varies, what is in context does not.
+        drawn = held_out if means is not None else get("held_out", fixed="context")
+        with new_file(figure, overwrite=overwrite) as handle:
+            save(_figure(drawn, config, number, seed), handle, _extension(figure))
+    if json:
+        about = {"run": str(folder), "member": member, "instances": instances}
+        shared.write_json(without_nan(about | _record(decoding, clusters, means, number)))
+        return
+    console = shared.output()
+    _print(console, f"{folder}, member {member}", decoding, clusters, means, number)
+    for path in filter(None, (output, figure)):
+        console.print(f"Wrote {path}", soft_wrap=True, markup=False)
+
+
+def _extension(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
+
+
+def _check_files(output: Path | None, figure: Path | None) -> None:
+    if figure is not None and _extension(figure) not in PICTURES:
+        raise unknown_name("figure (its extension)", _extension(figure), PICTURES)
+    if output is not None and _extension(output) != "npz":
+        raise bad_value("output", output, "the name of a .npz file")
+
+
+def _checked_layer(config: RunConfig, member: int, layer: int) -> int:
+    """The number of the layer, counted from 0, if the run has it and the member."""
+    check_member(member, len(config.members))
+    count = config.model.layers
+    if not -count <= layer < count:
+        raise bad_value("layer", layer, f"a whole number from {-count} to {count - 1}")
+    return layer % count
+
+
+def _figure(codes: Codes, config: RunConfig, layer: int, seed: int) -> Any:
+    points = embed(codes, [layer], seed=seed)[layer]
+    labels = [label for label in COLOURS[config.task_name] if label in codes.labels]
+    return draw_embedding(points, codes, labels, f"{config.model.attention}, layer {layer}")
+
+
+def _record(
+    found: Decoding, clusters: dict[str, Any], means: MeanCodes | None, layer: int
+) -> dict[str, Any]:
+    assert found.control is not None
+    by_name = partial(zip, found.names, strict=True)
+    measures = {
+        name: {
+            "macro_f1": scores.macro_f1.tolist(),
+            "accuracy": scores.accuracy.tolist(),
+            "f1": dict(by_name(scores.f1.T.tolist())),
+        }
+        for name, scores in (("measured", found.measured), ("shuffled", found.control))
+    }
+    similarity = None
+    if means is not None:
+        names, cosine = list(means.names), means.cosine.tolist()
+        similarity = {"layer": layer, "names": names, "cosine": cosine}
+    return {
+        "label": found.label,
+        "layers": list(found.layers),
+        **measures,
+        "majority_accuracy": found.majority_accuracy,
+        "train_counts": dict(by_name(found.train_counts.tolist())),
+        "held_out_counts": dict(by_name(found.test_counts.tolist())),
+        "silhouette": {name: by_layer.tolist() for name, by_layer in clusters.items()},
+        "similarity": similarity,
+    }
+
+
+def _print(
+    console: Console,
+    title: str,
+    found: Decoding,
+    clusters: dict[str, Any],
+    means: MeanCodes | None,
+    layer: int,
+) -> None:
+    assert found.control is not None
+    table = Table(title=f"{title}: {found.label} decoded, held out", title_justify="left")
+    names = ("layer", "macro F1", "shuffled", "accuracy", "shuffled", "majority")
+    for name in (*names, *(f"silhouette: {name}" for name in clusters)):
+        table.add_column(name, justify="right")
+    for i, number in enumerate(found.layers):
+        numbers = [
+            found.measured.macro_f1[i], found.control.macro_f1[i],
+            found.measured.accuracy[i], found.control.accuracy[i], found.majority_accuracy,
+            *(by_layer[i] for by_layer in clusters.values()),
+        ]  # fmt: skip
+        table.add_row(str(number), *(f"{score:.3f}" for score in numbers))
+    console.print(table)
+    table = Table(title=f"F1 by {found.label}; - is not in both splits", title_justify="left")
+    table.add_column(found.label)
+    for name in ("train", "held out", *(f"layer {number}" for number in found.layers)):
+        table.add_column(name, justify="right")
+    for c, name in enumerate(found.names):
+        scores = (f"{f1:.3f}" if f1 == f1 else "-" for f1 in found.measured.f1[:, c])
+        table.add_row(name, str(found.train_counts[c]), str(found.test_counts[c]), *scores)
+    console.print(table)
+    if means is not None:
+        console.print(_similarity_table(means, layer))
+
+
+def _similarity_table(means: MeanCodes, layer: int) -> Table:
+    title = f"Cosine similarity of mean codes by rule, layer {layer}, held out"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in means.names:
+        table.add_column(name, justify="right")
+    for name, row in zip(means.names, means.cosine, strict=True):
+        table.add_row(name, *(f"{value:.2f}" for value in row))
+    return table
