@@ -1,0 +1,69 @@
+"""`hyla report`: all results on one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from hyla.cli.shared import output as standard_output
+from hyla.cli.shared import write_json
+from hyla.errors import bad_value
+from hyla.experiments.results import RESULTS, RUNS
+
+
+def report(
+    output: Path = Path("report.html"),
+    runs: Path = RUNS,
+    results: Path = RESULTS,
+    figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    json: bool = False,
+) -> None:
+    """Write one page of HTML with all results, figures and verdicts; it opens without a network.
+
+    Args:
+        output: The page.
+        runs: Folder of the run folders, and of the results of smaller scales.
+        results: Folder of the results at the paper's scale.
+        figures: Also draw the main figures as PNG files, into this folder.
+        json: Print JSON only.
+    """
+    from hyla.report import write
+    from hyla.report.summary import counts, in_words
+
+    for name, folder in (("runs", runs), ("results", results)):
+        if folder.exists() and not folder.is_dir():
+            raise bad_value(name, folder, "a folder")
+    found = write(output, results, runs)
+    drawn: list[Path] = []
+    if figures is not None:
+        from hyla.report.static import draw_figures
+
+        drawn = draw_figures(found, figures)
+    problems = [problem for one in found for problem in one.problems]
+    if json:
+        experiments = {
+            one.experiment.name: {
+                "scale": one.scale,
+                "points": one.points,
+                "measured": one.measured,
+                "verdicts": [
+                    {"claim": claim.text, "outcome": judged.outcome, "evidence": judged.evidence}
+                    for claim, judged in one.verdicts
+                ],
+            }
+            for one in found
+        }
+        write_json(
+            {
+                "page": str(output),
+                "figures": [str(path) for path in drawn],
+                "outcomes": counts(found),
+                "experiments": experiments,
+                "problems": problems,
+            }
+        )
+        return
+    console = standard_output()
+    lines = [*in_words(found), *problems, f"Page: {output}", *(f"Figure: {path}" for path in drawn)]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)

@@ -1,0 +1,48 @@
+"""Colours that are told apart by those who see few of them, on white and on black."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyla.attention.variants import KINDS
+from hyla.tasks.sraven import RULES
+
+# After Okabe and Ito (2008); each has a contrast of at least 3 with both backgrounds, or nearly so.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#B5598F", "#A67C00", "#3D9BD1", "#8A6FD1", "#7A8088",
+)  # fmt: skip
+GREY = "#858b94"
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
+# Kinds of attention by the names and by the titles that they have in results.
+# So have the rules of SRAVEN.
+NUMBERS = {name: i for i, name in enumerate(KINDS)} | {
+    kind.title: i for i, kind in enumerate(KINDS.values())
+}
+NUMBERS |= {rule: i for i, rule in enumerate(RULES)}
+
+
+def number_of(value: Any, values: Sequence[Any]) -> int:
+    """The number of a value among others: that of its kind of attention or rule, else its position.
+
+    >>> number_of("hyla", ["hyla"]), number_of("HYLA", ["HYLA"]), number_of(8, [4, 8])
+    (2, 2, 1)
+    """
+    if isinstance(value, str) and value in NUMBERS:
+        return NUMBERS[value]
+    return list(values).index(value)
+
+
+def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
+    """Colour, dash and symbol of a value among others."""
+    i = number_of(value, values)
+    turn = i // len(PALETTE)  # a second time round, colours have another symbol and dash
+    return {
+        "colour": PALETTE[i % len(PALETTE)],
+        "dash": DASHES[turn % len(DASHES)],
+        "symbol": SYMBOLS[(i + turn) % len(SYMBOLS)],
+    }
+
+
+def many(count: int) -> list[str]:
+    """Colours for more classes than can be named, around the circle of hues."""
+    return [f"hsl({(i * 137.508) % 360:.0f},60%,{45 + 12 * (i % 3)}%)" for i in range(count)]

@@ -1,0 +1,204 @@
+"""Maps of codes as points, and matrices as colours: a panel for each row."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hyla.experiments.declare import Figure, Row
+from hyla.report import about
+from hyla.report.colours import NUMBERS, many, style
+from hyla.report.drawn import Drawn, Grid, Key, MissingError, Panel, Trace, axis, usable
+from hyla.report.text import at, hover, label, number, places, rounded, shown
+
+# Blue below zero, red above, as seen by those who see few colours too.
+SIGNED = [[0, "#2166ac"], [0.5, "#f2f2f2"], [1, "#b2182b"]]
+MOST_NAMES = 16  # classes in a legend; more are told by the hover alone
+MOST_NUMBERS = 20  # rows of a matrix that is also shown as numbers
+Axes = Sequence[str]
+
+
+def draw_scatter(figure: Figure, rows: Sequence[Row], axes: Axes) -> Iterator[Drawn]:
+    """A figure for each colouring: the one that is asked for, or all that the rows have."""
+    kept = [name for name in axes if name != "what"]
+    checked = Drawn(figure.title)
+    there = list(usable(checked, rows, kept, _map))
+    colourings = list(dict.fromkeys(name for row in there for name in row["colours"]))
+    asked = figure.y or figure.colour
+    if asked:
+        colourings = [name for name in colourings if name == asked]
+    for i, colouring in enumerate(colourings):
+        inside = [row for row in there if colouring in row["colours"]]
+        drawn = _colouring(figure, colouring, inside, kept, named=len(colourings) > 1)
+        drawn.skipped = checked.skipped if i == 0 else []
+        yield drawn
+    if not colourings:
+        yield checked
+
+
+def _map(row: Row) -> None:
+    x, y, colours = row.get("x"), row.get("y"), row.get("colours")
+    if not isinstance(x, list) or not isinstance(y, list) or not isinstance(colours, dict):
+        raise MissingError("no map")
+    if not x or len(x) != len(y) or any(number(value) is None for value in [*x, *y]):
+        raise MissingError("no map")
+    for name, values in colours.items():
+        if not isinstance(values, list) or len(values) != len(x):
+            raise MissingError(f"no colour {name}")
+        if not all(isinstance(value, str | int | float) for value in values):
+            raise MissingError(f"no colour {name}")
+
+
+def _colouring(
+    figure: Figure, colouring: str, rows: Sequence[Row], axes: Axes, *, named: bool
+) -> Drawn:
+    title = f"{figure.title}: {colouring}" if named else figure.title
+    drawn = Drawn(title, rows=len(rows))
+    everything = [value for row in rows for value in row["colours"][colouring]]
+    continuous = _is_continuous(everything)
+    classes = list(map(str, sorted(set(everything), key=_order)))
+    few = len(classes) <= MOST_NAMES
+    looks = [style(c, classes) for c in classes]
+    colours = [look["colour"] for look in looks] if few else many(len(classes))
+    for row in rows:
+        if continuous:
+            traces = [_continuous(row, colouring, everything)]
+        elif few:
+            traces = [
+                _class(row, colouring, c, i, look)
+                for i, (c, look) in enumerate(zip(classes, looks, strict=True))
+            ]
+        else:
+            traces = [_classes(row, colouring, dict(zip(classes, colours, strict=True)))]
+        layout = {"xaxis": {"visible": False}, "yaxis": {"visible": False, "scaleanchor": "x"}}
+        drawn.panels.append(Panel(places(axes, row), traces, layout, 280))
+    if few and not continuous:
+        drawn.legend = [
+            Key(c, look["colour"], symbol=look["symbol"])
+            for c, look in zip(classes, looks, strict=True)
+        ]
+    elif not continuous:
+        drawn.note = f"{len(classes)} classes of {colouring}: hover a point for its own."
+    body = [[places(axes, row), str(len(row["x"])), about.runs(row)] for row in rows]
+    drawn.numbers = Grid(["map", "points", "runs"], body)
+    return drawn
+
+
+def _is_continuous(values: Sequence[Any]) -> bool:
+    """Numbers, but not a few whole ones, such as symbols."""
+    if not all(number(value) is not None for value in values):
+        return False
+    return len(set(values)) > MOST_NAMES or any(isinstance(value, float) for value in values)
+
+
+def _order(value: Any) -> list[Any]:
+    """Rules in their order, numbers by size, also inside texts: term 2 comes before term 10."""
+    parts = re.split(r"(\d+)", str(value))
+    return [
+        NUMBERS.get(str(value), 0),
+        number(value) or 0.0,
+        *(int(p) if p.isdecimal() else p for p in parts),
+    ]
+
+
+def _points(row: Row, chosen: Sequence[int]) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(row["x"][i], 2) for i in chosen],
+        "y": [round(row["y"][i], 2) for i in chosen],
+        "hoverinfo": "text",
+    }
+
+
+def _continuous(row: Row, name: str, everything: Sequence[float]) -> Trace:
+    values = row["colours"][name]
+    marker = {
+        "size": 5, "color": values, "colorscale": "Viridis", "showscale": True,
+        "cmin": min(everything), "cmax": max(everything),
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.9},
+    }  # fmt: skip
+    texts = [hover([f"{name}: {rounded(value)}"]) for value in values]
+    return _points(row, range(len(values))) | {"marker": marker, "hovertext": texts}
+
+
+def _class(row: Row, name: str, value: str, key: int, look: dict[str, str]) -> Trace:
+    chosen = [i for i, v in enumerate(row["colours"][name]) if str(v) == value]
+    return _points(row, chosen) | {
+        "marker": {"size": 6, "color": look["colour"], "symbol": look["symbol"]},
+        "hovertext": hover([f"{name}: {value}"]),
+        "legendgroup": str(key),
+    }
+
+
+def _classes(row: Row, name: str, colours: dict[str, str]) -> Trace:
+    values = [str(value) for value in row["colours"][name]]
+    return _points(row, range(len(values))) | {
+        "marker": {"size": 5, "color": [colours[value] for value in values]},
+        "hovertext": [hover([f"{name}: {value}"]) for value in values],
+    }
+
+
+def draw_matrix(figure: Figure, rows: Sequence[Row], axes: Axes) -> Drawn:
+    """A heat map for each row."""
+    drawn = Drawn(figure.title)
+    axes = [name for name in axes if name != "what"]
+    there = list(usable(drawn, rows, axes, _matrix))
+    everything = [value for row in there for line in row["matrix"] for value in line]
+    finite = [value for value in everything if number(value) is not None]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    signed = low < 0 < high
+    top = max(-low, high)
+    limits = (-top, top) if signed else (low, high)
+    for row in there:
+        drawn.panels.append(_heat(row, axes, limits, signed=signed))
+    body = [
+        [places(axes, row), shown(name), ", ".join(map(rounded, line))]
+        for row in there
+        if len(row["matrix"]) <= MOST_NUMBERS
+        for name, line in zip(row["labels"], row["matrix"], strict=True)
+    ]
+    drawn.numbers = Grid(["matrix", "row", "values"], body, 2) if body else None
+    return drawn
+
+
+def _matrix(row: Row) -> None:
+    names, matrix = row.get("labels"), row.get("matrix")
+    if not isinstance(names, list) or not isinstance(matrix, list) or not matrix:
+        raise MissingError("no matrix")
+    if not all(isinstance(line, list) and len(line) == len(matrix[0]) for line in matrix):
+        raise MissingError("a matrix with lines of different lengths")
+    if not matrix[0] or len(names) != len(matrix):
+        raise MissingError(f"{len(names)} labels for {len(matrix)} lines of a matrix")
+
+
+def _heat(row: Row, axes: Axes, limits: tuple[float, float], *, signed: bool) -> Panel:
+    names, matrix = [shown(name) for name in row["labels"]], row["matrix"]
+    wide = len(matrix[0])
+    square = at(row, "what") == "similarity" and wide == len(matrix)
+    across = names if square else [str(head) for head in range(1, wide + 1)]
+    title = "" if square else "head"
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [[number(value) for value in line] for line in matrix],
+        "zmin": limits[0],
+        "zmax": limits[1],
+        "colorscale": SIGNED if signed else "Cividis",
+        "hoverinfo": "text",
+        "hovertext": [
+            [
+                hover([f"{name}, {title} {column}".replace(",  ", ", ") + f": {rounded(value)}"])
+                for column, value in zip(across, line, strict=True)
+            ]
+            for name, line in zip(names, matrix, strict=True)
+        ],
+        "colorbar": {"thickness": 10, "outlinewidth": 0},
+    }
+    few = len(names) <= 2 * MOST_NUMBERS
+    rows = axis(autorange="reversed", showticklabels=few)
+    if few:
+        rows |= {"tickvals": list(range(len(names))), "ticktext": [label(n, 18) for n in names]}
+    step = 1 if square or wide <= 8 else max(4, wide // 4)
+    chosen = [i for i in range(wide) if i % step == step - 1 or step == 1 or i == 0]
+    columns = axis(title, tickvals=chosen, ticktext=[label(across[i], 18) for i in chosen])
+    layout = {"xaxis": columns, "yaxis": rows}
+    return Panel(places(axes, row), [trace], layout, max(340, 120 + 15 * len(names)))

@@ -1,0 +1,125 @@
+(function () {
+  "use strict";
+  const specs = JSON.parse(document.getElementById("plots").textContent);
+  const drawn = new Set();
+  let printing = false;
+
+  function colours() {
+    const style = getComputedStyle(document.documentElement);
+    const value = (name) => style.getPropertyValue("--" + name).trim();
+    return { ink: value("ink"), soft: value("soft"), line: value("line"), panel: value("panel") };
+  }
+
+  // Traces name the colour of text "ink"; everything else of a theme is in the layout.
+  function inked(thing, ink) {
+    if (thing === "ink") return ink;
+    if (Array.isArray(thing)) return thing.every((x) => typeof x !== "object") ? thing : thing.map((x) => inked(x, ink));
+    if (thing === null || typeof thing !== "object") return thing;
+    return Object.fromEntries(Object.entries(thing).map(([k, v]) => [k, k === "color" || typeof v === "object" ? inked(v, ink) : v]));
+  }
+
+  function themed(spec, width) {
+    const c = colours();
+    const layout = {
+      margin: { l: 8, r: 12, t: 14, b: 8, pad: 2 }, showlegend: false, hovermode: "closest",
+      font: { color: c.ink, size: 12, family: getComputedStyle(document.body).fontFamily },
+      paper_bgcolor: c.panel, plot_bgcolor: c.panel, height: spec.height,
+      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      hoverlabel: { align: "left", bgcolor: c.panel, bordercolor: c.soft, font: { color: c.ink, size: 12 } },
+      ...structuredClone(spec.layout),
+    };
+    for (const key of Object.keys(layout)) {
+      if (/^[xy]axis\d*$/.test(key)) {
+        layout[key] = { gridcolor: c.line, zerolinecolor: c.line, linecolor: c.soft, tickcolor: c.soft, ...layout[key] };
+      }
+    }
+    if (width) layout.width = width;
+    return layout;
+  }
+
+  function draw(div) {
+    const spec = specs[div.id];
+    const hidden = hiddenKeys(div);
+    const data = inked(spec.data, colours().ink).map((trace) => ({ ...trace, visible: !hidden.has(trace.legendgroup) }));
+    const width = printing ? Math.min(div.clientWidth, 680) : undefined;
+    drawn.add(div);
+    return Plotly.react(div, data, themed(spec, width), { displaylogo: false, responsive: true, displayModeBar: false });
+  }
+
+  function hiddenKeys(div) {
+    const off = div.closest("figure").querySelectorAll('.legend button[aria-pressed="false"]');
+    return new Set(printing ? [] : [...off].map((button) => button.dataset.key));
+  }
+
+  const plots = [...document.querySelectorAll(".plot")];
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) {
+        near.unobserve(entry.target);
+        if (!drawn.has(entry.target)) draw(entry.target);
+      }
+    }
+  }, { rootMargin: "800px" });
+  plots.forEach((div) => near.observe(div));
+
+  function redraw() { for (const div of drawn) draw(div); }
+
+  // In print everything is there: all plots, all folded parts, in light colours.
+  function print(on) {
+    if (on === printing) return;
+    printing = on;
+    for (const part of document.querySelectorAll("details")) {
+      if (on) { part.dataset.was = part.open; part.open = true; } else { part.open = part.dataset.was === "true"; }
+    }
+    plots.forEach(draw);
+  }
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  matchMedia("print").addEventListener("change", (event) => print(event.matches));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+
+  document.addEventListener("click", (event) => {
+    const key = event.target.closest(".legend button");
+    if (key) {
+      key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") !== "true");
+      key.closest("figure").querySelectorAll(".plot").forEach((div) => { if (drawn.has(div)) draw(div); });
+    }
+    const copy = event.target.closest("button.copy");
+    if (copy) copyText(copy);
+  });
+
+  function copyText(button) {
+    const code = button.parentElement.querySelector("code");
+    const done = () => { button.textContent = "copied"; setTimeout(() => { button.textContent = "copy"; }, 1500); };
+    const select = () => {
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      const selection = getSelection();
+      selection.removeAllRanges();
+      selection.addRange(range);
+      if (document.execCommand("copy")) done();
+    };
+    if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(done, select); else select();
+  }
+
+  const box = document.getElementById("about");
+  function tell(cell) {
+    box.textContent = cell.dataset.about;
+    box.hidden = false;
+    const place = cell.getBoundingClientRect();
+    const below = place.bottom + 6 + box.offsetHeight < innerHeight;
+    box.style.top = (below ? place.bottom + 6 : Math.max(4, place.top - 6 - box.offsetHeight)) + "px";
+    box.style.left = Math.max(4, Math.min(place.left, innerWidth - box.offsetWidth - 8)) + "px";
+    cell.setAttribute("aria-describedby", "about");
+  }
+  function hush() {
+    box.hidden = true;
+    document.querySelectorAll("[aria-describedby=about]").forEach((cell) => cell.removeAttribute("aria-describedby"));
+  }
+  for (const [name, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
+    document.addEventListener(name, (event) => { const cell = event.target.closest("[data-about]"); if (cell) tell(cell); });
+    document.addEventListener(end, (event) => { if (event.target.closest("[data-about]")) hush(); });
+  }
+  addEventListener("scroll", hush, { passive: true });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hush(); });
+})();

@@ -1,0 +1,79 @@
+"""The page: one file of HTML with its style, its scripts and all figures."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from hyla.report.load import Found
+from hyla.report.parts import Plots
+from hyla.report.sections import experiment_section, runs_section, selection_rule
+from hyla.report.summary import first_screen
+from hyla.report.text import escape, script_json
+from hyla.train.runs import list_runs
+
+TITLE = "Attention as a Hypernetwork, reproduced"
+
+
+def whole_page(found: Sequence[Found], runs: Path) -> str:
+    """HTML that opens from a file, without a network."""
+    plots = Plots()
+    sections = "\n".join(experiment_section(one, plots) for one in found)
+    body = "\n".join(
+        [
+            first_screen(found),
+            _contents(found),
+            '<main id="experiments"><h2>Experiments</h2>',
+            f"<p>{escape(selection_rule())}</p>",
+            sections,
+            runs_section(runs, list_runs(runs)),
+            "</main>",
+        ]
+    )
+    library, script = plotly_script(), _file("page.js")
+    return Template(_file("page.html")).substitute(
+        policy=_policy([library, script]),
+        title=escape(TITLE),
+        style=_file("page.css"),
+        body=body,
+        plots=script_json(plots.specs),
+        library=library,
+        script=script,
+    )
+
+
+def _contents(found: Sequence[Found]) -> str:
+    items = "".join(
+        f'<li><a href="#{escape(one.experiment.name)}">{escape(one.experiment.title)}</a></li>'
+        for one in found
+    )
+    return f'<nav aria-label="Contents"><ul>{items}<li><a href="#runs">Runs</a></li></ul></nav>'
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """No network, and no script but ours: even markup that slipped in could not run."""
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@cache
+def plotly_script() -> str:
+    """The library that draws the figures, whole."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+    # A script element ends at this text wherever it stands; inside a string it means the same so.
+    return get_plotlyjs().replace("</script", r"<\/script")
+
+
+def _file(name: str) -> str:
+    return files("hyla.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,185 @@
+"""The sections of the page: an experiment with all of its figures, and the runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyla.experiments import rows as choosing
+from hyla.experiments.declare import Figure, Row
+from hyla.report import about
+from hyla.report.drawn import Drawn, Grid
+from hyla.report.figures import draw
+from hyla.report.load import DAMAGE, Found
+from hyla.report.parts import Plots, command, figure, folded, table
+from hyla.report.summary import BADGES, badge, verdict
+from hyla.report.text import at, escape, number, rounded, shown, spoken, with_error
+from hyla.train.config import MAIN_MEASURES
+from hyla.train.runs import RunState
+
+ALWAYS = {
+    "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
+    "rules": "Means over seeds, with standard errors.",
+    "curves": "Means over seeds.",
+    "table": "Mean ± standard error over seeds. Hover a number for what is behind it.",
+}
+
+
+def selection_rule() -> str:
+    """How hyperparameters are chosen, in the words of the module that does it."""
+    paragraphs = (choosing.__doc__ or "").split("\n\n")
+    text = " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
+    return text.replace("`paper_choice`", '"chosen as in the paper"')
+
+
+def experiment_section(found: Found, plots: Plots) -> str:
+    """Title, place in the paper, claims with verdicts, commands, figures, rows."""
+    experiment, name = found.experiment, escape(found.experiment.name)
+    parts = [
+        f'<section id="{name}" aria-labelledby="{name}-title">',
+        f'<h3 id="{name}-title">{escape(experiment.title)}</h3>',
+        f'<p class="soft">{escape(_capital(experiment.where))} of the paper, '
+        f"<code>{name}</code> {badge(found.scale)}</p>",
+        f"<p>{escape(experiment.note)}</p>" if experiment.note else "",
+        _claims(found),
+        *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
+        _how(found),
+        *(part for one in experiment.figures for part in _figure(one, found, plots)),
+        _rows(found),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _claims(found: Found) -> str:
+    items = "".join(verdict(claim, judged) for claim, judged in found.verdicts)
+    return f'<ul class="verdicts">{items}</ul>' if items else ""
+
+
+def _how(found: Found) -> str:
+    """How far it has come, and the commands that make it, complete it or do it at full scale."""
+    name = found.experiment.name
+    if not found.rows:
+        return ""
+    made = list(dict.fromkeys(str(row["command"]) for row in found.rows if row.get("command")))
+    made = made or [f"hyla reproduce {name} --scale {found.scale}"]
+    parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
+    if found.measured < found.points:
+        parts = [
+            f"<p><strong>{found.measured} of {found.points} points are measured</strong>; the same "
+            "command does the rest:</p>"
+        ]
+    parts += map(command, made)
+    whole = found.experiment.scales[0]
+    if found.scale != whole:
+        parts.append(f"<p>At {BADGES[whole].partition(':')[0]}:</p>")
+        parts.append(command(f"hyla reproduce {name} --scale {whole}"))
+    return "".join(parts)
+
+
+def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
+    """One declared figure, or the place where it will be."""
+    if found.rows:
+        try:
+            drawings = draw(declared, found.rows, found.experiment.axes)
+        except DAMAGE as error:  # a row so odd that no check has seen it
+            reason = f"the rows could not be drawn ({type(error).__name__}: {error})"
+            drawings = [Drawn(declared.title, skipped=[reason])]
+    else:
+        drawings = [Drawn(declared.title)]
+    caption = " ".join(text for text in (declared.caption, ALWAYS.get(declared.kind, "")) if text)
+    return [
+        figure(drawn, caption, plots) if drawn.panels or drawn.table else _empty(drawn, found)
+        for drawn in drawings
+    ]
+
+
+def _empty(drawn: Drawn, found: Found) -> str:
+    skipped = "".join(f"<p>{escape(line)}</p>" for line in drawn.skipped)
+    scale = found.scale or found.experiment.scales[0]
+    return (
+        f'<figure class="empty"><h4>{escape(drawn.title)}</h4><p>Not measured'
+        f"{' at this scale' if found.rows else ''}. This fills it:</p>"
+        f"{command(f'hyla reproduce {found.experiment.name} --scale {scale}')}{skipped}</figure>"
+    )
+
+
+def _rows(found: Found) -> str:
+    """Where every number comes from: nothing is in hovers alone."""
+    if not found.rows:
+        return ""
+    axes = [axis for axis in found.experiment.axes if any(axis in row for row in found.rows)]
+    columns = {
+        "mean": lambda row: with_error(row.get("mean"), row.get("standard_error")),
+        "by seed": about.seeds,
+        "hyperparameters": lambda row: about.settings(row.get("hyperparameters")),
+        "chosen as in the paper": about.choice,
+        "models": lambda row: _known(row, "members"),
+        "instances": lambda row: _known(row, "instances"),
+        "precision": lambda row: _known(row, "precision"),
+        "search": lambda row: _known(row, "search"),
+        "device": lambda row: _known(row, "device"),
+        "seconds": lambda row: rounded(row.get("seconds")) if "seconds" in row else "",
+        "runs": about.runs,
+    }
+    body = [
+        [*(_known(row, axis) for axis in axes), *(column(row) for column in columns.values())]
+        for row in found.rows
+    ]
+    used = [i for i in range(len(axes) + len(columns)) if any(line[i] for line in body)]
+    head = [*map(spoken, axes), *columns]
+    grid = Grid([head[i] for i in used], [[line[i] for i in used] for line in body], len(head))
+    where = f"<p class='soft'>{escape(found.file)}</p>"
+    title = f"Where the numbers come from ({len(found.rows)} rows)"
+    return folded(title, where + table(grid, title))
+
+
+def _known(row: Row, name: str) -> str:
+    return shown(row[name]) if row.get(name) is not None else ""
+
+
+def runs_section(root: Path, states: Sequence[RunState]) -> str:
+    """All run folders; damaged ones with what is wrong with them."""
+    parts = ['<section id="runs" aria-labelledby="runs-title"><h2 id="runs-title">Runs</h2>']
+    if not states:
+        parts.append(f"<p>There are no run folders in {escape(root)}.</p></section>")
+        return "".join(parts)
+    for state in states:
+        if state.state == "damaged":
+            text = f"{_relative(state.path, root)} is damaged: {state.problem}"
+            parts.append(f'<div class="problem"><p>{escape(text)}</p></div>')
+    head = ["run", "state", "task", "attention", "step", "models", "best held out"]
+    body = []
+    for state in states:
+        if state.state == "damaged":
+            continue
+        step = f"{state.step:,}/{state.steps:,}" if state.steps else ""
+        cells = [_relative(state.path, root), state.state, state.task, state.attention, step]
+        body.append([*cells, str(state.members or ""), best(state.summary)])
+    states_ = list(dict.fromkeys(state.state for state in states))
+    told = ", ".join(f"{sum(s.state == name for s in states)} {name}" for name in states_)
+    title = f"{len(states)} run folders: {told}"
+    parts.append(folded(title, table(Grid(head, body, 4), "Runs"), " open" * (len(body) <= 12)))
+    return "".join([*parts, "</section>"])
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path != root else path.name
+
+
+def best(summary: Any) -> str:
+    """The best member on held-out instances, in percent."""
+    members = at(summary, "members")
+    found = []
+    for i, member in enumerate(members if isinstance(members, list) else []):
+        for name in MAIN_MEASURES.values():
+            value = number(at(member, "evaluation", "held_out", name))
+            if value is not None:
+                found.append((value, -i, name))
+    if not found:
+        return ""
+    value, place, name = max(found)
+    return f"{name} {100 * value:.1f} % (member {-place})"

@@ -1,0 +1,167 @@
+"""The first screen: what reproduced and what did not, at what scale, when and at what cost."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from hyla.experiments.declare import Claim, Verdict
+from hyla.experiments.judge import IN_PART, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
+from hyla.experiments.scales import SCALES
+from hyla.report.load import Found
+from hyla.report.parts import folded
+from hyla.report.text import at, duration, escape, number, shown
+
+OUTCOMES = (REPRODUCED, IN_PART, NOT_REPRODUCED)
+LOOKS = {
+    REPRODUCED: ("good", "✓"),
+    IN_PART: ("part", "◐"),
+    NOT_REPRODUCED: ("bad", "✗"),
+    NOT_MEASURED.outcome: ("none", "·"),
+}
+BADGES = {
+    "paper": "the paper's scale",
+    "small": "small scale: not comparable with the paper's numbers",
+    "demo": "demonstration: a reduced task, not comparable with the paper's numbers",
+    "smoke": "smoke: tiny models, shows only that it works",
+    "": "not measured",
+}
+
+
+def badge(scale: str) -> str:
+    """The scale of results, to be seen at once."""
+    return f'<span class="badge {scale or "none"}">{escape(BADGES[scale])}</span>'
+
+
+def verdict(claim: Claim, judged: Verdict, where: str = "") -> str:
+    """A claim with its outcome and the evidence."""
+    look, sign = LOOKS.get(judged.outcome, ("none", "·"))
+    evidence = f'<span class="evidence">{escape(judged.evidence)}</span>' if judged.evidence else ""
+    return (
+        f'<li class="{look}"><span class="outcome">{sign} {escape(judged.outcome)}</span>: '
+        f"{escape(claim.text)}{where}{evidence}</li>"
+    )
+
+
+def counts(found: Sequence[Found]) -> dict[str, dict[str, int]]:
+    """How many claims have each outcome, by scale; those not measured are under the scale ""."""
+    by_scale: dict[str, Counter[str]] = {}
+    for one in found:
+        for _, judged in one.verdicts:
+            measured = judged.outcome in OUTCOMES
+            inside = by_scale.setdefault(one.scale if measured else "", Counter())
+            inside[judged.outcome if measured else NOT_MEASURED.outcome] += 1
+    return {
+        scale: {name: by_scale[scale][name] for name in (*OUTCOMES, NOT_MEASURED.outcome)
+                if by_scale[scale][name]}
+        for scale in (*SCALES, "")
+        if scale in by_scale
+    }  # fmt: skip
+
+
+def in_words(found: Sequence[Found]) -> list[str]:
+    """The counts as sentences, one for each scale."""
+    lines = []
+    for scale, outcomes in counts(found).items():
+        total = sum(outcomes.values())
+        if not scale:
+            lines.append(f"{total} claims of the paper are not measured.")
+            continue
+        parts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+        if scale == "smoke":
+            lines.append(f"{total} claims have smoke results only, which say nothing about them.")
+        else:
+            lines.append(f"At {BADGES[scale].partition(':')[0]}: {parts} (of {total} judged).")
+    return lines or ["There are no claims to judge."]
+
+
+def first_screen(found: Sequence[Found]) -> str:
+    """All verdicts, grouped, after a few lines."""
+    lines = "".join(f'<p class="lead">{escape(line)}</p>' for line in in_words(found))
+    parts = [
+        "<h1>Attention as a Hypernetwork, reproduced</h1>",
+        lines,
+        _facts(found),
+        *_groups(found),
+    ]
+    return f"<header>{''.join(parts)}</header>"
+
+
+def _groups(found: Sequence[Found]) -> Iterable[str]:
+    for scale in ("paper", "small", "demo"):
+        inside = _verdicts(found, OUTCOMES, scale)
+        if inside:
+            yield f"<h2>Verdicts {badge(scale)}</h2><ul class='verdicts'>{inside}</ul>"
+    smoke = _verdicts(found, OUTCOMES, "smoke")
+    if smoke:
+        yield folded("Verdicts on smoke results", f"<ul class='verdicts'>{smoke}</ul>")
+    rest = _verdicts(found, (NOT_MEASURED.outcome,), None)
+    if rest:
+        yield folded("Claims not measured", f"<ul class='verdicts'>{rest}</ul>")
+
+
+def _verdicts(found: Sequence[Found], outcomes: Sequence[str], scale: str | None) -> str:
+    chosen = [
+        (one, claim, judged)
+        for outcome in outcomes
+        for one in found
+        if scale is None or one.scale == scale
+        for claim, judged in one.verdicts
+        if judged.outcome == outcome
+    ]
+    return "".join(
+        verdict(claim, judged, f' <a class="where" href="#{escape(one.experiment.name)}">'
+                f"{escape(one.experiment.title)} ({escape(one.experiment.where)})</a>")
+        for one, claim, judged in chosen
+    )  # fmt: skip
+
+
+def _facts(found: Sequence[Found]) -> str:
+    rows = [row for one in found for row in one.rows]
+    scales = Counter(one.scale for one in found if one.scale)
+    facts = {
+        "scale": "; ".join(
+            f"{scales[scale]} of {len(found)} experiments at {BADGES[scale].partition(':')[0]}"
+            for scale in SCALES
+            if scales[scale]
+        ),
+        "results": _dates(one.date for one in found if one.rows),
+        "device": _distinct(row.get("device") for row in rows),
+        "versions": "; ".join(
+            f"{name} {_distinct(at(row, 'versions', name) for row in rows)}"
+            for name in ("hyla", "torch", "python", "cuda")
+            if _distinct(at(row, "versions", name) for row in rows)
+        ),
+        "cost": _cost(found),
+    }
+    items = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in facts.items() if v)
+    return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _distinct(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(shown(value) for value in values if value))
+
+
+def _dates(dates: Iterable[float]) -> str:
+    days = [datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M UTC") for date in dates]
+    if not days:
+        return ""
+    first, last = min(days), max(days)
+    return last if first == last else f"{first} to {last}"
+
+
+def _cost(found: Sequence[Found]) -> str:
+    """What training took; runs that several experiments share are counted once."""
+    costs = {}
+    for one in found:
+        for row in one.rows:
+            seconds, runs = number(row.get("seconds")), row.get("runs")
+            if seconds is not None and isinstance(runs, list):
+                trained = (number(row.get("members")) or 0, number(row.get("instances")) or 0)
+                costs[one.scale, *sorted(map(str, runs))] = (seconds, *trained)
+    if not costs:
+        return ""
+    seconds = sum(cost[0] for cost in costs.values())
+    members = sum(cost[1] for cost in costs.values())
+    instances = sum(cost[1] * cost[2] for cost in costs.values())
+    text = f"{duration(seconds)} of training: {shown(int(members))} models, "
+    return text + f"{shown(int(instances))} instances in all"

@@ -1,0 +1,168 @@
+"""Tables: ours beside the paper's, as text and as dots, and tables of all measures."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hyla.experiments.declare import Figure, Row
+from hyla.experiments.judge import ERRORS
+from hyla.report import about
+from hyla.report.colours import GREY, PALETTE
+from hyla.report.drawn import (
+    Cell,
+    Cells,
+    Drawn,
+    Grid,
+    Key,
+    MissingError,
+    Panel,
+    Trace,
+    axis,
+    need,
+    usable,
+    values_of,
+)
+from hyla.report.text import at, hover, label, number, shown, spoken, with_error
+
+OURS, PAPER = "here", "paper"
+
+
+def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
+    """Rows x columns, ours beside the paper's; and the same as dots."""
+    drawn = Drawn(figure.title)
+
+    def check(row: Row) -> None:
+        need(row, figure.x, figure.y)
+        if number(row.get("mean")) is None:
+            raise MissingError("no mean")
+
+    there = list(usable(drawn, rows, axes, check))
+    found = {(row[figure.x], row[figure.y]): row for row in there}
+    lines, columns = values_of(there, figure.x), values_of(there, figure.y)
+    papers = any(number(row.get("paper_mean")) is not None for row in there)
+    head = [spoken(figure.x)]
+    for column in columns:
+        head += [f"{shown(column)}: {OURS}", f"{shown(column)}: {PAPER}"] if papers else [
+            shown(column)
+        ]  # fmt: skip
+    body = []
+    for line in lines:
+        cells: list[Cell | str] = [shown(line)]
+        for column in columns:
+            cells += _pair(found.get((line, column)), axes, papers)
+        body.append(cells)
+    drawn.table = Grid(head, body)
+    for column in columns:
+        inside = [row for line in lines if (row := found.get((line, column)))]
+        drawn.panels.append(_dots(figure, shown(column), inside, axes))
+    drawn.legend = [Key(OURS, PALETTE[0])]
+    if papers:
+        drawn.legend.append(Key(PAPER, GREY))
+        drawn.note = (
+            f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
+            "difference (▲ above, ▼ below)."
+        )
+    return drawn
+
+
+def against_paper(row: Row) -> float | None:
+    """Ours less the paper's, in standard errors of the difference; None if one is not known.
+
+    >>> against_paper({"mean": 5.0, "standard_error": 3.0, "paper_mean": 10.0,
+    ...     "paper_standard_error": 4.0})
+    -1.0
+    """
+    names = ("mean", "standard_error", "paper_mean", "paper_standard_error")
+    mean, error, theirs, their_error = (number(row.get(name)) for name in names)
+    if mean is None or error is None or theirs is None or their_error is None:
+        return None
+    spread = math.hypot(error, their_error)
+    return (mean - theirs) / spread if spread else math.copysign(math.inf, mean - theirs)
+
+
+def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
+    if row is None:
+        return ["not measured", ""] if papers else ["not measured"]
+    ours = with_error(row["mean"], row.get("standard_error"))
+    errors = against_paper(row)
+    mark = ""
+    if errors is not None and abs(errors) > ERRORS:
+        mark = "above" if errors > 0 else "below"
+    cell = Cell(ours, "\n".join(about.lines(row, axes, OURS, row)), mark)
+    if not papers:
+        return [cell]
+    return [cell, with_error(row.get("paper_mean"), row.get("paper_standard_error"))]
+
+
+def _dots(figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str]) -> Panel:
+    names = [label(shown(row[figure.x]), 24) for row in rows]
+    ours = _dot(OURS, names, rows, "mean", "standard_error", PALETTE[0])
+    ours["hovertext"] = [hover(about.lines(row, axes, OURS, row)) for row in rows]
+    paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error", GREY)
+    traces = [trace for trace in (paper, ours) if trace["x"]]
+    layout = {
+        "xaxis": axis("percent" if figure.percent else "", zeroline=False),
+        "yaxis": axis(autorange="reversed", type="category", categoryarray=names),
+    }
+    return Panel(title, traces, layout, 90 + 40 * len(rows))
+
+
+def _dot(
+    name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error: str, colour: str
+) -> Trace:
+    there = [(text, row) for text, row in zip(names, rows, strict=True) if number(row.get(mean))
+             is not None]  # fmt: skip
+    ours = name == OURS
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [row[mean] for _, row in there],
+        "y": [text for text, _ in there],
+        "error_x": {
+            "type": "data",
+            "array": [number(row.get(error)) or 0.0 for _, row in there],
+            "thickness": 1.5 if ours else 1.2,
+            "width": 4,
+        },
+        "marker": {
+            "color": colour, "size": 10, "symbol": "circle" if ours else "diamond-open",
+            "line": {"width": 2, "color": colour},
+        },
+        "hoverinfo": "text",
+        "hovertext": [
+            hover([name, with_error(row[mean], row.get(error))])
+            for _, row in there
+        ],
+        "legendgroup": "0" if ours else "1",
+    }  # fmt: skip
+
+
+def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
+    """All measures of each row, after the values of its axes."""
+    drawn = Drawn(figure.title)
+
+    def check(row: Row) -> None:
+        need(row, figure.x, figure.y)
+        if not isinstance(row.get("measures"), dict):
+            raise MissingError("no measures")
+
+    there = list(usable(drawn, rows, axes, check))
+    first = [name for name in (figure.x, figure.y) if name]
+    names = list(dict.fromkeys(name for row in there for name in row["measures"]))
+    papers = any(number(row.get("paper_mean")) is not None for row in there)
+    head = [*map(spoken, first), *names[:1], *([PAPER] * papers), *names[1:]]
+    body: list[Cells] = []
+    for row in there:
+        cells: list[Cell | str] = [_value(row, name, axes) for name in names]
+        if papers:
+            theirs = with_error(row.get("paper_mean"), row.get("paper_standard_error"))
+            cells.insert(1, theirs)
+        body.append([*(shown(row[name]) for name in first), *cells])
+    drawn.table = Grid(head, body, len(first))
+    return drawn
+
+
+def _value(row: Row, name: str, axes: Sequence[str]) -> Cell:
+    values: Any = at(row, "measures", name)
+    text = with_error(at(values, "mean"), at(values, "standard_error"))
+    return Cell(text, "\n".join(about.lines(row, axes, name, values)))

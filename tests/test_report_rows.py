@@ -1,0 +1,178 @@
+"""Rows that look like results at the paper's scale, for tests of the report."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import Experiment
+from hyla.experiments.results import results_file
+from hyla.experiments.scales import points_at
+
+Row = dict[str, Any]
+RULES = (
+    "constant", "progression +1", "progression +2", "progression -1", "progression -2",
+    "addition", "subtraction", "distribute three",
+)  # fmt: skip
+HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b>\"'&amp;"
+
+
+def spread(rng: random.Random, mean: float, width: float = 2.0, seeds: int = 3) -> Row:
+    values = [rng.gauss(mean, width) for _ in range(seeds)]
+    mean = sum(values) / seeds
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (seeds - 1) / seeds)
+    return {"mean": mean, "standard_error": error, "per_seed": values}
+
+
+def level(axes: Row) -> float:
+    """How good a model is."""
+    name = str(axes.get("attention", axes.get("row", ""))).lower()
+    found = 58.0 + 14 * ("hyla" in name) - 3 * ("linear" in name)
+    for axis, gain in (("instances", 4.0), ("width", 3.0), ("depth", 2.5), ("heads", 3.5)):
+        if axis in axes:
+            found += gain * math.log2(axes[axis] / (1e7 if axis == "instances" else 4))
+    found += 4 * math.log2(axes["examples"] / 32) if "examples" in axes else 0
+    return min(92.0, found - 30 * axes.get("held_out", 0.25) + 8)
+
+
+def measured_row(point: Any, rng: random.Random) -> Row:
+    """The shape of `hyla.experiments.rows.measured`."""
+    config = point.config
+    name = "sraven" if config.task_name == "sraven" else "fuzzy_logic"
+    mean = level(dict(point.axes))
+    held_out = spread(rng, mean)
+    settings = {"learning_rate": 0.001, "weight_decay": 0.1, "warmup": 1000}
+    paper_mean, paper_error = point.paper or (None, None)
+    measures = {
+        "held out": held_out,
+        "in distribution": spread(rng, min(99, mean + 15), 1),
+        "training loss": spread(rng, 0.4 * (100 - mean) / 40, 0.03),
+    }
+    row: Row = {
+        **point.axes, **held_out,
+        "paper_mean": paper_mean, "paper_standard_error": paper_error,
+        "hyperparameters": settings,
+        "paper_choice": spread(rng, mean + 2) | {"hyperparameters": settings},
+        "grid": [], "chosen_members": [["run", 0]],
+    }  # fmt: skip
+    if name == "fuzzy_logic":
+        measures["unknown terms"] = spread(rng, mean / 4)
+    else:
+        for by in ("accuracy_by_rule", "feature_accuracy_by_rule"):
+            row[by] = {rule: spread(rng, mean - 3 * i) for i, rule in enumerate(RULES)}
+        steps = [1000 * i for i in range(1, 26)]
+        row["ceiling"] = 92.9
+        row["curves"] = {
+            "step": steps,
+            "accuracy": [round(mean * (1 - math.exp(-s / 9000)), 3) for s in steps],
+            "by_rule": {
+                rule: [round(98 / (1 + math.exp((2500 * i - s) / 1500)), 3) for s in steps]
+                for i, rule in enumerate(RULES)
+            },
+        }
+    return {**row, "measures": measures, **provenance(config, name, rng)}
+
+
+def provenance(config: Any, name: str, rng: random.Random) -> Row:
+    return {
+        "search": "full", "members": len(config.members),
+        "instances": config.steps * config.batch, "precision": "bf16", "device": "NVIDIA H200",
+        "versions": {"hyla": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "cuda": "13.0"},
+        "seconds": round(rng.uniform(200, 900), 1),
+        "runs": [f"{name}-{config.model.attention}-{rng.getrandbits(32):08x}"],
+    }  # fmt: skip
+
+
+def ambiguity_row(point: Any, rng: random.Random) -> Row:
+    names = ("ambiguous", "ambiguous in every feature", "ceiling", "ceiling on held-out")
+    numbers = (24.1, 0.31, 94.0, 92.9)
+    measures = {
+        name: {"mean": value, "standard_error": 0.1}
+        for name, value in zip(names, numbers, strict=True)
+    }
+    mean, error = point.paper or (None, None)
+    return {
+        **point.axes, **measures["ambiguous"], "per_seed": [24.1], "paper_mean": mean,
+        "paper_standard_error": error, "measures": measures, "instances": 65_536,
+    }  # fmt: skip
+
+
+def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
+    """Latent codes: decoding, maps, matrices."""
+    layers = {"codes-depth": 16, "codes-sraven": 4}.get(name, 2)
+    labels = [f"term {i}" for i in range(12)] if layers == 2 else list(RULES)
+    origin = provenance(point.config, "codes", rng)
+    rows: list[Row] = []
+    count = 200
+    for layer in range(1, layers + 1):
+        place = {**point.axes, "layer": layer, **origin}
+        chosen = [rng.randrange(len(labels)) for _ in range(count)]
+        centres = [(math.cos(6.28 * i / len(labels)), math.sin(6.28 * i / len(labels)))
+                   for i in chosen]  # fmt: skip
+        x, y = ([round(40 * c[k] + rng.gauss(0, 6), 2) for c in centres] for k in (0, 1))
+        colours: Row = {"rule": [labels[i] for i in chosen], "target": [i % 8 for i in chosen]}
+        if layers == 2:
+            colours = {
+                "target": [round(rng.random(), 3) for _ in chosen],
+                "function": [f"f{i} + {rng.randrange(5)}" for i in chosen],
+                "term 1": [labels[i] for i in chosen],
+                "term 2": [labels[(i * 5) % 12] for i in chosen],
+            }
+        rows.append(
+            {**place, "what": "map", "label": "", "x": x, "y": y, "colours": colours}
+        )  # fmt: skip
+        if name == "codes-depth":
+            continue
+        for label in ["all", *labels]:
+            f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
+            measures = {"F1": f1, "F1, labels shuffled": control}
+            rows.append({**place, "what": "decoding", "label": label, **f1, "measures": measures})
+    if name == "codes-sraven":
+        rows += matrices({**point.axes, "layer": layers, "label": "", **origin}, rng)
+    return rows
+
+
+def matrices(place: Row, rng: random.Random) -> list[Row]:
+    cosine = [[1.0 if i == j else round(rng.uniform(-0.3, 0.8), 3) for j in range(8)]
+              for i in range(8)]  # fmt: skip
+    heads = [[round(rng.gauss(0, 1), 3) for _ in range(16)] for _ in range(32)]
+    measures = {
+        "addition and subtraction": spread(rng, 60),
+        "all pairs of rules": spread(rng, 10),
+    }
+    names = [RULES[rng.randrange(8)] for _ in range(32)]
+    return [
+        {**place, "what": "similarity", "labels": list(RULES), "matrix": cosine,
+         "measures": measures},
+        {**place, "what": "mean codes", "labels": list(RULES), "matrix": heads[:8]},
+        {**place, "what": "samples", "labels": names, "matrix": heads},
+    ]  # fmt: skip
+
+
+def rows_of(experiment: Experiment) -> list[Row]:
+    """All rows of an experiment."""
+    rng = random.Random(experiment.name)
+    make: Callable[[Any], list[Row]]
+    if "codes" in experiment.name:
+        make = lambda point: code_rows(point, rng, experiment.name)  # noqa: E731
+    elif experiment.name == "ambiguity":
+        make = lambda point: [ambiguity_row(point, rng)]  # noqa: E731
+    else:
+        make = lambda point: [measured_row(point, rng)]  # noqa: E731
+    scale = experiment.scales[0]
+    command = f"hyla reproduce {experiment.name} --scale {scale} --precision bf16"
+    rows = [row for point in points_at(experiment, experiment.scales[0]) for row in make(point)]
+    return [{**row, "scale": scale, "command": command} for row in rows]
+
+
+def write_results(folder: Path, change: Callable[[Row], Row] = dict) -> tuple[Path, Path]:
+    """A file of rows for each experiment at its first scale; the folders of results and runs."""
+    results, runs = folder / "results", folder / "runs"
+    for name, experiment in EXPERIMENTS.items():
+        file = results_file(name, experiment.scales[0], results, runs)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps([change(row) for row in rows_of(experiment)]))
+    return results, runs
