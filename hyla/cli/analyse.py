@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from hyla import member as one_member
 from hyla.analysis import (
     Codes,
     Decoding,
@@ -24,6 +23,7 @@ from hyla.analysis.collect import check_member
 from hyla.cli import shared
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
+from hyla.layers import member as one_member
 from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig, load_run
 
