@@ -11,7 +11,8 @@ def unknown_name(argument: str, given: object, allowed: Iterable[str]) -> ValueE
     kind: unknown name 'hila'. Did you mean 'hyla'? Allowed: hyla, linear, softmax.
     """
     names = list(allowed)
-    near = get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
+    lower = {name.lower(): name for name in names}
+    near = [lower[match] for match in get_close_matches(str(given).lower(), lower, n=3, cutoff=0.5)]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return ValueError(f"{argument}: unknown name {given!r}.{hint} Allowed: {', '.join(names)}.")
 

@@ -10,11 +10,19 @@ from types import FrameType
 
 from tyro.extras import SubcommandApp
 
-from hyla.cli import fuzzy, reproduce, runs, sraven, train
+from hyla.cli import analyse, fuzzy, report, reproduce, runs, sraven, train
 from hyla.cli.parse import parse
 from hyla.cli.shared import command
 
-OPTIONAL_PACKAGES = ("matplotlib", "pyarrow", "tensorboard", "wandb")
+# Imported name and the name to install it by.
+OPTIONAL_PACKAGES = {
+    "matplotlib": "matplotlib",
+    "plotly": "plotly",
+    "pyarrow": "pyarrow",
+    "sklearn": "scikit-learn",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
 
 app = SubcommandApp()
 app.command(
@@ -24,6 +32,8 @@ app.command(fuzzy.app, name="fuzzy", help="Fuzzy logic functions to be learned i
 app.command(train.app, name="train", help="Train a population of models, into a run folder.")
 command(app, "runs")(runs.runs)
 command(app, "reproduce")(reproduce.reproduce)
+command(app, "analyse")(analyse.analyse)
+command(app, "report")(report.report)
 
 
 @contextmanager
@@ -66,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL_PACKAGES:
             raise
-        raise _fail(f"error: this needs {error.name}: pip install {error.name}", 2) from None
+        name = OPTIONAL_PACKAGES[error.name]
+        raise _fail(f"error: this needs {name}: pip install {name}", 2) from None
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise _fail(f"error: {reason}", 2) from None

@@ -14,7 +14,7 @@ from hyla.experiments.ablation import FUZZY_GRID
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import ERRORS, NOT_MEASURED, difference, outcome, shown
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
-from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, INSTANCES
+from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
 from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
@@ -206,7 +206,7 @@ CODES_SRAVEN = Experiment(
     points=lambda: [
         Point(
             {"attention": attention},
-            sraven_run(FULL_GRID, attention=attention, instances=INSTANCES[-1]),
+            sraven_run(FULL_GRID, attention=attention, instances=MILLIONS[-1] * MILLION),
         )
         for attention in ATTENTIONS
     ],
@@ -238,7 +238,7 @@ CODES_DEPTH = Experiment(
     points=lambda: [
         Point(
             {"attention": "softmax"},
-            sraven_run(FULL_GRID, attention="softmax", layers=16, instances=INSTANCES[-1]),
+            sraven_run(FULL_GRID, attention="softmax", layers=16, instances=MILLIONS[-1] * MILLION),
         )
     ],
     make=mapped,

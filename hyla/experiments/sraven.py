@@ -13,7 +13,7 @@ from hyla.train.config import RunConfig, grid, sraven_run
 
 ATTENTIONS = ("softmax", "linear", "hyla")
 MILLION = 1_000_000
-INSTANCES = (10 * MILLION, 20 * MILLION, 40 * MILLION)
+MILLIONS = (10, 20, 40)  # of instances to train on
 # The grid of the ablations and, where the paper searches more, the other warm-up.
 FULL_GRID = (*SRAVEN_GRID, *grid(SEEDS, [1e-3, 3e-4], [0.1, 0.3], [3000]))
 HEADS, HEAD_SIZES_TOTAL = (1, 2, 4, 8, 16, 32), 64
@@ -31,14 +31,14 @@ def scaling_points(
     axis: str, values: Sequence[int], run: Callable[[str, int, int], RunConfig]
 ) -> list[Point]:
     """Instances x width or depth; the smallest and largest corners first."""
-    corners = (INSTANCES[0], values[0]), (INSTANCES[-1], values[-1])
-    grid_ = [(instances, value) for value in values for instances in INSTANCES]
+    corners = (MILLIONS[0], values[0]), (MILLIONS[-1], values[-1])
+    grid_ = [(millions, value) for value in values for millions in MILLIONS]
     return [
         Point(
-            {"attention": attention, "instances": instances, axis: value},
-            run(attention, instances, value),
+            {"attention": attention, "millions": millions, axis: value},
+            run(attention, millions * MILLION, value),
         )
-        for instances, value in sorted(grid_, key=lambda place: place not in corners)
+        for millions, value in sorted(grid_, key=lambda place: place not in corners)
         for attention in ATTENTIONS
     ]
 
@@ -74,10 +74,10 @@ def _scaling(
     axis: str, values: Sequence[int], run: Callable[[str, int, int], RunConfig], where: str
 ) -> Experiment:
     groups = [{"attention": a, axis: v} for a in ATTENTIONS for v in values]
-    sizes = [{"attention": a, "instances": n} for a in ATTENTIONS for n in INSTANCES]
+    sizes = [{"attention": a, "millions": n} for a in ATTENTIONS for n in MILLIONS]
 
     def lines(title: str, measure: str, **options: Any) -> Figure:
-        return Figure("lines", title, "instances", measure, "attention", axis, log=True, **options)
+        return Figure("lines", title, "millions", measure, "attention", axis, log=True, **options)
 
     return Experiment(
         name=f"scaling-{axis}",
@@ -85,17 +85,17 @@ def _scaling(
         where=where,
         points=lambda: scaling_points(axis, values, run),
         make=measured,
-        axes=("attention", "instances", axis),
+        axes=("attention", "millions", axis),
         figures=(
             lines("Held-out accuracy", HELD_OUT, ceiling=True),
             lines("Training loss", TRAINING_LOSS, percent=False),
-            _rules("attention", {"instances": INSTANCES[-1], axis: values[0]}),
+            _rules("attention", {"millions": MILLIONS[-1], axis: values[0]}),
         ),
         claims=(
-            Claim("More data helps", grows("instances", groups)),
+            Claim("More data helps", grows("millions", groups)),
             Claim(f"More {axis} helps", grows(axis, sizes)),
         ),
-        smoke={"instances": (INSTANCES[0],), axis: (values[0], values[1])},
+        smoke={"millions": MILLIONS[-1:], axis: tuple(values[:2])},
     )
 
 
