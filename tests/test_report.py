@@ -1,31 +1,267 @@
 """The report: every declared figure is there, and nothing in the files can break or enter it."""
 
 import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
-from test_report_rows import write_results
+from test_report_rows import HOSTILE, hostile, rows_of, write_results
 
+from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import Figure
+from hyla.experiments.results import results_file
+from hyla.experiments.scales import SCALES
 from hyla.report import load, render, write
-from hyla.report.figures import draw
+from hyla.report.drawn import Drawn
+from hyla.report.figures import DRAWINGS, draw
+from hyla.report.page import plotly_script
+from hyla.report.summary import BADGES, counts, in_words
+from hyla.report.tables import against_paper, draw_table
+from hyla.train.runs import list_runs
 
 
-def test_every_declared_figure_is_drawn(tmp_path: Path) -> None:
-    for found in load(*write_results(tmp_path)):
-        for figure in found.experiment.figures:
-            drawings = draw(figure, found.rows, found.experiment.axes)
-            assert drawings, figure.title
-            for drawn in drawings:
-                assert drawn.rows, figure.title
-                assert drawn.panels or drawn.table, figure.title
-                assert not drawn.skipped, figure.title
+@pytest.fixture
+def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the 5 MB of plotly."""
+    monkeypatch.setattr("hyla.report.page.plotly_script", lambda: "")
 
 
+def drawings(rows_change: Any = dict) -> Iterator[tuple[Figure, Drawn]]:
+    for experiment in EXPERIMENTS.values():
+        rows = [rows_change(row) for row in rows_of(experiment)]
+        for figure in experiment.figures:
+            for drawn in draw(figure, rows, experiment.axes):
+                yield figure, drawn
+
+
+def test_every_declared_figure_is_drawn() -> None:
+    kinds = set()
+    for figure, drawn in drawings():
+        assert drawn.rows, figure.title
+        assert drawn.panels or drawn.table, figure.title
+        assert not drawn.skipped, figure.title
+        assert figure.kind == "measures" or drawn.panels
+        assert figure.kind in ("measures", "table") or drawn.numbers
+        kinds.add(figure.kind)
+    assert kinds == {*DRAWINGS, "scatter"}
+
+
+def test_plotly_knows_all_that_is_drawn() -> None:
+    seen = set()
+    for figure, drawn in drawings():
+        for panel in drawn.panels[:1]:
+            if figure.kind not in seen:
+                text = json.dumps(panel.data).replace('"ink"', '"black"')
+                go.Figure(json.loads(text), panel.layout)  # refuses what it does not know
+        seen.add(figure.kind)
+
+
+def test_lines_and_bars_show_the_numbers_of_the_rows() -> None:
+    experiment = EXPERIMENTS["heads"]
+    rows = rows_of(experiment)
+    random.Random(0).shuffle(rows)
+    lines, rules = (draw(figure, rows, experiment.axes)[0] for figure in experiment.figures)
+    (trace,) = (t for t in lines.panels[0].data if "hyla, heads" in t["hovertext"][0])
+    mine = sorted((r for r in rows if r["attention"] == "hyla"), key=lambda row: row["heads"])
+    assert trace["x"] == [1, 2, 4, 8, 16, 32]
+    assert trace["y"] == [row["measures"]["held out"]["mean"] for row in mine]
+    assert trace["error_y"]["array"] == [row["standard_error"] for row in mine]
+    for text in ("by seed", "learning rate 0.001", "20 M instances", "bf16", "NVIDIA H200", "full"):
+        assert text in trace["hovertext"][0]
+    assert mine[0]["runs"][0] in trace["hovertext"][0]
+    bars = rules.panels[0].data[0]
+    assert bars["y"] == [value["mean"] for value in mine[0]["accuracy_by_rule"].values()]
+
+
+def test_an_attention_kind_has_one_colour() -> None:
+    def colours(name: str, index: int = 0) -> dict[str, str]:
+        experiment = EXPERIMENTS[name]
+        drawn = draw(experiment.figures[index], rows_of(experiment)[::-1], experiment.axes)[0]
+        return {key.name: key.colour for key in drawn.legend if "ceiling" not in key.name}
+
+    first = colours("fuzzy")
+    assert set(first) == {"softmax", "linear", "hyla"}
+    assert len(set(first.values())) == 3
+    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 2)
+
+
+def test_a_table_marks_what_differs_from_the_paper() -> None:
+    base = {"row": "HYLA", "task": "SRAVEN", "scale": "paper", "standard_error": 1.0}
+    row = {**base, "mean": 60.0, "paper_mean": 63.0, "paper_standard_error": 1.0}
+    figure = EXPERIMENTS["ablation"].figures[0]
+
+    def mark(**change: Any) -> str:
+        table = draw_table(figure, [row | change], ("row", "task")).table
+        assert table is not None
+        return table.body[0][1].mark
+
+    assert mark() == "below"
+    assert mark(mean=66.0) == "above"
+    assert mark(mean=62.0) == ""
+    assert mark(scale="small") == ""  # not comparable
+    assert mark(standard_error=None) == ""
+    assert against_paper(row | {"standard_error": 0, "paper_standard_error": 0, "mean": 63}) == 0
+
+
+def test_the_largest_scale_is_shown_and_scales_are_not_mixed(tmp_path: Path) -> None:
+    assert set(BADGES) == {*SCALES, ""}
+    experiment = EXPERIMENTS["heads"]
+    results, runs = tmp_path / "results", tmp_path / "runs"
+
+    def found(scale: str, rows: list[Any]) -> Any:
+        file = results_file("heads", scale, results, runs)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(rows))
+        return next(one for one in load(results, runs) if one.experiment is experiment)
+
+    def at(scale: str) -> list[Any]:
+        return [{**row, "scale": scale} for row in rows_of(experiment)[:3]]
+
+    assert found("smoke", at("smoke")).scale == "smoke"
+    small = found("small", at("small"))
+    assert (small.scale, small.measured, small.points) == ("small", 3, 18)
+    assert found("paper", []).scale == "small"
+    mixed = found("paper", [*at("paper"), *at("small")])
+    assert len(mixed.rows) == 3
+    assert "3 rows are of another scale" in mixed.problems[0]
+
+
+@pytest.mark.usefixtures("small_library")
+def test_partly_measured_experiments_say_so(tmp_path: Path) -> None:
+    results, runs = write_results(tmp_path)
+    file = results / "heads.json"
+    file.write_text(json.dumps(json.loads(file.read_text())[:4]))
+    page = render(results, runs)
+    assert "4 of 18 points are measured" in page
+    assert "hyla reproduce heads --scale paper --precision bf16" in page
+
+
+@pytest.mark.usefixtures("small_library")
 def test_without_results_there_are_commands(tmp_path: Path) -> None:
     page = render(tmp_path / "none", tmp_path / "nothing")
     for name, experiment in EXPERIMENTS.items():
         assert f"hyla reproduce {name} --scale {experiment.scales[0]}" in page
+    assert "There are no run folders" in page
+
+
+def test_smoke_results_are_no_verdict(tmp_path: Path) -> None:
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    file = results_file("heads", "smoke", results, runs)
+    file.parent.mkdir(parents=True)
+    rows = [{**row, "scale": "smoke"} for row in rows_of(EXPERIMENTS["heads"])]
+    file.write_text(json.dumps(rows))
+    found = load(results, runs)
+    assert counts(found)["smoke"] == {"reproduced": 1}
+    assert not any("1 reproduced" in line for line in in_words(found))
+    assert "✓" not in render(results, runs).replace(plotly_script(), "")
+
+
+@pytest.mark.usefixtures("small_library")
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_rows_never_stop_the_page(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    oddities = [None, "text", -1, 1e400, [], {}, [None], {"mean": "x"}, True, 10**400]
+
+    def damaged(thing: Any, depth: int = 0) -> Any:
+        if isinstance(thing, dict):
+            return {
+                key: damaged(value, depth + 1) if rng.random() > 0.04 else rng.choice(oddities)
+                for key, value in thing.items()
+                if rng.random() > 0.02 or key == "scale"
+            }
+        if isinstance(thing, list) and depth < 6:
+            return [damaged(value, depth + 1) if rng.random() > 0.01 else None for value in thing]
+        return thing
+
+    results, runs = write_results(tmp_path, damaged)
+    page = render(results, runs)
+    assert "not shown here" in page
+
+
+@pytest.mark.usefixtures("small_library")
+def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    results, runs = write_results(tmp_path)
+    (results / "fuzzy.json").write_text("[{")
+    (results / "heads.json").write_text(json.dumps([{"scale": "paper", "attention": "hyla"}]))
+    run = runs / "broken"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "lock").touch()
+    (run / "config.json").write_text("{")
+    assert [state.state for state in list_runs(runs)] == ["damaged"]
+    page = render(results, runs)
+    assert "fuzzy.json" in page
+    assert "hyla: no heads" in page
+    assert "broken is damaged" in page
+    assert "81.1 ± 7.8" in page  # of the paper's table of ablations
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and whether they are closed."""
+
+    VOID = ("meta", "br", "img", "link", "input", "hr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: dict[str, int] = {}
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found[tag] = self.found.get(tag, 0) + 1
+        values = dict(attrs)
+        assert not any(name.startswith("on") for name in values)
+        self.ids += [values["id"]] if values.get("id") else []
+        self.links += [values["href"]] if values.get("href") else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.usefixtures("small_library")
+def test_the_page_is_well_formed_and_markup_in_results_stays_text(tmp_path: Path) -> None:
+    for change in (dict, hostile):
+        results, runs = write_results(tmp_path / change.__name__, change)
+        text = render(results, runs)
+        page = Elements(text)
+        assert page.open == []
+        assert len(page.ids) == len(set(page.ids))
+        assert all(link[0] == "#" and link[1:] in page.ids for link in page.links)
+        assert page.found["script"] == 3
+        assert page.found["h1"] == 1
+        assert not {"img", "b", "iframe", "link"} & set(page.found)
+        assert HOSTILE not in text
+    assert "onerror=alert(1)" in text
+
+
+def test_markup_does_not_reach_the_labels_of_figures() -> None:
+    def texts(thing: Any) -> Iterator[str]:
+        if isinstance(thing, str):
+            yield thing
+        elif isinstance(thing, dict):
+            for value in thing.values():
+                yield from texts(value)
+        elif isinstance(thing, list):
+            for value in thing:
+                yield from texts(value)
+
+    seen = 0
+    for _, drawn in drawings(hostile):
+        for panel in drawn.panels:
+            for text in texts([panel.data, panel.layout]):
+                assert "<" not in text.replace("<br>", "")
+                seen += "&lt;" in text
+    assert seen > 1000
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +274,33 @@ def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
-    results, runs = write_results(tmp_path)
+def test_the_library_is_there_once(tmp_path: Path) -> None:
+    page = render(tmp_path, tmp_path)
+    assert page.count(plotly_script()) == 1
+    assert "</script" not in plotly_script()
+    assert len(page) < 6_000_000
+
+
+@pytest.mark.usefixtures("small_library")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, runs = write_results(tmp_path, names=("ablation", "heads", "ambiguity"))
     (results / "fuzzy.json").write_text("[{")
-    (results / "heads.json").write_text(json.dumps([{"scale": "paper", "attention": "hyla"}]))
-    found = {one.experiment.name: one for one in load(results, runs)}
-    assert "fuzzy.json" in found["fuzzy"].problems[0]
-    page = render(results, runs)
-    assert "fuzzy.json" in page
-    assert "hyla: no heads" in page
-    assert "81.1 ± 7.8" in page  # of the paper's table of ablations
+    output, figures = tmp_path / "page.html", tmp_path / "figures"
+    report(output, runs, results, figures)
+    told = capsys.readouterr().out
+    assert f"Page: {output}" in told
+    assert "At the paper's scale:" in told
+    assert "fuzzy.json" in told
+    assert sorted(path.name for path in figures.iterdir()) == ["ablation.png", "heads.png"]
+    assert (figures / "heads.png").read_bytes()[1:4] == b"PNG"
+    report(output, runs, results, json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["experiments"]["heads"]["measured"] == 18
+    assert found["page"] == str(output)
+    with pytest.raises(ValueError, match="results: expected a folder"):
+        report(output, runs, results / "heads.json")
+
+
+def test_an_unknown_kind_of_figure_is_told() -> None:
+    figure = replace(EXPERIMENTS["heads"].figures[0], kind="pie")
+    assert "pie" in draw(figure, [], ())[0].skipped[0]

@@ -3,13 +3,14 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Experiment
 from hyla.experiments.results import results_file
+from hyla.experiments.runner import Options, run_experiment
 from hyla.experiments.scales import points_at
 
 Row = dict[str, Any]
@@ -17,7 +18,9 @@ RULES = (
     "constant", "progression +1", "progression +2", "progression -1", "progression -2",
     "addition", "subtraction", "distribute three",
 )  # fmt: skip
-HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b>\"'&amp;"
+HOSTILE = (
+    """</script><img src=x onerror=alert(1)><b>bold</b><a href="https://example.org">"'&amp;"""
+)
 
 
 def spread(rng: random.Random, mean: float, width: float = 2.0, seeds: int = 3) -> Row:
@@ -31,9 +34,9 @@ def level(axes: Row) -> float:
     """How good a model is."""
     name = str(axes.get("attention", axes.get("row", ""))).lower()
     found = 58.0 + 14 * ("hyla" in name) - 3 * ("linear" in name)
-    for axis, gain in (("instances", 4.0), ("width", 3.0), ("depth", 2.5), ("heads", 3.5)):
+    for axis, gain in (("millions", 4.0), ("width", 3.0), ("depth", 2.5), ("heads", 3.5)):
         if axis in axes:
-            found += gain * math.log2(axes[axis] / (1e7 if axis == "instances" else 4))
+            found += gain * math.log2(axes[axis] / (10 if axis == "millions" else 4))
     found += 4 * math.log2(axes["examples"] / 32) if "examples" in axes else 0
     return min(92.0, found - 30 * axes.get("held_out", 0.25) + 8)
 
@@ -58,9 +61,9 @@ def measured_row(point: Any, rng: random.Random) -> Row:
         "paper_choice": spread(rng, mean + 2) | {"hyperparameters": settings},
         "grid": [], "chosen_members": [["run", 0]],
     }  # fmt: skip
-    if name == "fuzzy_logic":
+    if "unknown" in config.splits:
         measures["unknown terms"] = spread(rng, mean / 4)
-    else:
+    if name == "sraven":
         for by in ("accuracy_by_rule", "feature_accuracy_by_rule"):
             row[by] = {rule: spread(rng, mean - 3 * i) for i, rule in enumerate(RULES)}
         steps = [1000 * i for i in range(1, 26)]
@@ -102,11 +105,11 @@ def ambiguity_row(point: Any, rng: random.Random) -> Row:
 
 def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
     """Latent codes: decoding, maps, matrices."""
-    layers = {"codes-depth": 16, "codes-sraven": 4}.get(name, 2)
+    layers = {"codes-depth": 5, "codes-sraven": 4}.get(name, 2)
     labels = [f"term {i}" for i in range(12)] if layers == 2 else list(RULES)
     origin = provenance(point.config, "codes", rng)
     rows: list[Row] = []
-    count = 200
+    count = 80
     for layer in range(1, layers + 1):
         place = {**point.axes, "layer": layer, **origin}
         chosen = [rng.randrange(len(labels)) for _ in range(count)]
@@ -168,11 +171,50 @@ def rows_of(experiment: Experiment) -> list[Row]:
     return [{**row, "scale": scale, "command": command} for row in rows]
 
 
-def write_results(folder: Path, change: Callable[[Row], Row] = dict) -> tuple[Path, Path]:
+def write_results(
+    folder: Path, change: Callable[[Row], Row] = dict, names: Iterable[str] = EXPERIMENTS
+) -> tuple[Path, Path]:
     """A file of rows for each experiment at its first scale; the folders of results and runs."""
     results, runs = folder / "results", folder / "runs"
-    for name, experiment in EXPERIMENTS.items():
+    for name in names:
+        experiment = EXPERIMENTS[name]
         file = results_file(name, experiment.scales[0], results, runs)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps([change(row) for row in rows_of(experiment)]))
     return results, runs
+
+
+def hostile(thing: Any) -> Any:
+    """The same with markup in every text, but for those that say what and at which scale."""
+    if isinstance(thing, dict):
+        kept = ("what", "scale", "task")
+        return {
+            (key if key in FIELDS else f"{key}{HOSTILE}"): value if key in kept else hostile(value)
+            for key, value in thing.items()
+        }
+    if isinstance(thing, list):
+        return [hostile(value) for value in thing]
+    return thing + HOSTILE if isinstance(thing, str) else thing
+
+
+FIELDS = {
+    "mean", "standard_error", "per_seed", "paper_mean", "paper_standard_error", "hyperparameters",
+    "paper_choice", "measures", "ceiling", "curves", "step", "accuracy", "by_rule", "scale",
+    "search", "members", "instances", "precision", "device", "versions", "seconds", "runs",
+    "command", "row", "task", "attention", "examples", "held_out", "heads", "features", "values",
+    "width", "depth", "millions", "what", "layer", "label", "labels", "matrix", "x", "y", "colours",
+    "rule", "target", "function", "term 1", "term 2", "held out", "in distribution", "unknown terms",
+    "training loss", "F1", "F1, labels shuffled", "accuracy_by_rule", "hyla", "torch",
+}  # fmt: skip
+
+
+def test_rows_have_the_shape_of_results(tmp_path: Path) -> None:
+    for name, axes in (("heads", {"heads": ("1",)}), ("demo", {})):
+        only = {"attention": ("hyla",), **axes}
+        options = Options("smoke", tmp_path / "runs", tmp_path / "results", only, device="cpu")
+        real = run_experiment(EXPERIMENTS[name], options)[0]
+        made = next(row for row in rows_of(EXPERIMENTS[name]))
+        assert real.keys() == made.keys()
+        for field in ("measures", "paper_choice", "curves", "accuracy_by_rule"):
+            if isinstance(real.get(field), dict):
+                assert real[field].keys() == made[field].keys()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyla.experiments.results import RESULTS, RUNS
 from hyla.files import new_file
-from hyla.report.load import Found, load
+from hyla.report.found import Found, load
 from hyla.report.page import whole_page
 
 __all__ = ["Found", "load", "render", "write"]

@@ -40,6 +40,9 @@ def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
     there = list(usable(drawn, rows, axes, check))
     if not there:
         return drawn
+    colours = values_of(there, figure.colour) or [""]
+    if figure.colour:
+        there.sort(key=lambda row: colours.index(row[figure.colour]))
     rules = list(dict.fromkeys(rule for row in there for rule in _by_rule(row, figure.y)))
     ceilings = [c for row in there if (c := number(row.get("ceiling"))) and figure.ceiling]
     drawn.numbers = _numbers(figure, there, rules, axes)
@@ -48,7 +51,6 @@ def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         if ceilings:
             drawn.note = f"The {CEILING}, over all instances: {max(ceilings):.1f} %."
         return drawn
-    colours = values_of(there, figure.colour) or [""]
     traces = []
     for row in there:
         value = row[figure.colour] if figure.colour else ""

@@ -36,6 +36,8 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         measure(row, figure.y)
 
     there = list(usable(drawn, rows, axes, check))
+    if not there:
+        return drawn
     colours = values_of(there, figure.colour) or [""]
     ends = [_ends(row, figure.y) for row in there]
     ceilings = [c for row in there if figure.ceiling for c in [number(row.get("ceiling"))] if c]

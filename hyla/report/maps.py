@@ -13,7 +13,7 @@ from hyla.report.text import at, hover, label, number, places, rounded, shown
 # Blue below zero, red above, as seen by those who see few colours too.
 SIGNED = [[0, "#2166ac"], [0.5, "#f2f2f2"], [1, "#b2182b"]]
 MOST_NAMES = 16  # classes in a legend; more are told by the hover alone
-MOST_NUMBERS = 20  # rows of a matrix that is also shown as numbers
+MOST_NUMBERS = 40  # rows of a matrix that is also shown as numbers
 Axes = Sequence[str]
 
 
@@ -124,7 +124,7 @@ def _continuous(row: Row, name: str, everything: Sequence[float]) -> Trace:
 def _class(row: Row, name: str, value: str, key: int, look: dict[str, str]) -> Trace:
     chosen = [i for i, v in enumerate(row["colours"][name]) if str(v) == value]
     return _points(row, chosen) | {
-        "marker": {"size": 6, "color": look["colour"], "symbol": look["symbol"]},
+        "marker": {"size": 5.5, "color": look["colour"], "symbol": look["symbol"]},
         "hovertext": hover([f"{name}: {value}"]),
         "legendgroup": str(key),
     }
@@ -193,7 +193,7 @@ def _heat(row: Row, axes: Axes, limits: tuple[float, float], *, signed: bool) ->
         ],
         "colorbar": {"thickness": 10, "outlinewidth": 0},
     }
-    few = len(names) <= 2 * MOST_NUMBERS
+    few = len(names) <= MOST_NUMBERS
     rows = axis(autorange="reversed", showticklabels=few)
     if few:
         rows |= {"tickvals": list(range(len(names))), "ticktext": [label(n, 18) for n in names]}

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from hyla.report.load import Found
+from hyla.report.found import Found
 from hyla.report.parts import Plots
 from hyla.report.sections import experiment_section, runs_section, selection_rule
 from hyla.report.summary import first_screen

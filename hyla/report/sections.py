@@ -9,7 +9,7 @@ from hyla.experiments.declare import Figure, Row
 from hyla.report import about
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
-from hyla.report.load import DAMAGE, Found
+from hyla.report.found import DAMAGE, Found
 from hyla.report.parts import Plots, command, figure, folded, table
 from hyla.report.summary import BADGES, badge, verdict
 from hyla.report.text import at, escape, number, rounded, shown, spoken, with_error
@@ -43,7 +43,7 @@ def experiment_section(found: Found, plots: Plots) -> str:
         _claims(found),
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
         _how(found),
-        *(part for one in experiment.figures for part in _figure(one, found, plots)),
+        *(_figures(found, plots) if found.rows else [_nothing(found)]),
         _rows(found),
         "</section>",
     ]
@@ -55,7 +55,7 @@ def _capital(text: str) -> str:
 
 
 def _claims(found: Found) -> str:
-    items = "".join(verdict(claim, judged) for claim, judged in found.verdicts)
+    items = "".join(verdict(claim, judged, found.scale) for claim, judged in found.verdicts)
     return f'<ul class="verdicts">{items}</ul>' if items else ""
 
 
@@ -80,16 +80,17 @@ def _how(found: Found) -> str:
     return "".join(parts)
 
 
+def _figures(found: Found, plots: Plots) -> list[str]:
+    return [part for one in found.experiment.figures for part in _figure(one, found, plots)]
+
+
 def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
     """One declared figure, or the place where it will be."""
-    if found.rows:
-        try:
-            drawings = draw(declared, found.rows, found.experiment.axes)
-        except DAMAGE as error:  # a row so odd that no check has seen it
-            reason = f"the rows could not be drawn ({type(error).__name__}: {error})"
-            drawings = [Drawn(declared.title, skipped=[reason])]
-    else:
-        drawings = [Drawn(declared.title)]
+    try:
+        drawings = draw(declared, found.rows, found.experiment.axes)
+    except DAMAGE as error:  # a row so odd that no check has seen it
+        reason = f"the rows could not be drawn ({type(error).__name__}: {error})"
+        drawings = [Drawn(declared.title, skipped=[reason])]
     caption = " ".join(text for text in (declared.caption, ALWAYS.get(declared.kind, "")) if text)
     return [
         figure(drawn, caption, plots) if drawn.panels or drawn.table else _empty(drawn, found)
@@ -97,14 +98,24 @@ def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
     ]
 
 
+def _nothing(found: Found) -> str:
+    """The place of all figures of an experiment that is not measured."""
+    titles = "".join(f"<li>{escape(one.title)}</li>" for one in found.experiment.figures)
+    return _place(found, f"<ul>{titles}</ul><p>Not measured. This fills it:</p>")
+
+
 def _empty(drawn: Drawn, found: Found) -> str:
-    skipped = "".join(f"<p>{escape(line)}</p>" for line in drawn.skipped)
-    scale = found.scale or found.experiment.scales[0]
-    return (
-        f'<figure class="empty"><h4>{escape(drawn.title)}</h4><p>Not measured'
-        f"{' at this scale' if found.rows else ''}. This fills it:</p>"
-        f"{command(f'hyla reproduce {found.experiment.name} --scale {scale}')}{skipped}</figure>"
-    )
+    """The place of a figure for which there are no rows yet."""
+    skipped = "".join(f"<li>{escape(line)}</li>" for line in drawn.skipped)
+    listed = f"<ul>{skipped}</ul>" if skipped else ""
+    title = f"<h4>{escape(drawn.title)}</h4>"
+    return _place(found, f"{title}{listed}<p>Nothing to show yet. This fills it:</p>")
+
+
+def _place(found: Found, inside: str) -> str:
+    experiment = found.experiment
+    text = f"hyla reproduce {experiment.name} --scale {found.scale or experiment.scales[0]}"
+    return f'<div class="empty">{inside}{command(text)}</div>'
 
 
 def _rows(found: Found) -> str:

@@ -9,7 +9,7 @@ from hyla.experiments.declare import Figure as Declared
 from hyla.files import new_file
 from hyla.report.drawn import Drawn, Panel, Trace
 from hyla.report.figures import draw
-from hyla.report.load import DAMAGE, Found
+from hyla.report.found import DAMAGE, Found
 from hyla.report.summary import BADGES
 from hyla.tasks.sraven_draw import INK, save
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hyla.experiments.declare import Claim, Verdict
 from hyla.experiments.judge import IN_PART, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
 from hyla.experiments.scales import SCALES
-from hyla.report.load import Found
+from hyla.report.found import Found
 from hyla.report.parts import folded
 from hyla.report.text import at, duration, escape, number, shown
 
@@ -32,9 +32,11 @@ def badge(scale: str) -> str:
     return f'<span class="badge {scale or "none"}">{escape(BADGES[scale])}</span>'
 
 
-def verdict(claim: Claim, judged: Verdict, where: str = "") -> str:
-    """A claim with its outcome and the evidence."""
-    look, sign = LOOKS.get(judged.outcome, ("none", "·"))
+def verdict(claim: Claim, judged: Verdict, scale: str, where: str = "") -> str:
+    """A claim with its outcome and the evidence; that of a smoke run has no colour."""
+    look, sign = LOOKS.get(judged.outcome, LOOKS[NOT_MEASURED.outcome])
+    if scale == "smoke" and judged.outcome in OUTCOMES:
+        look, sign = "none", "smoke:"
     evidence = f'<span class="evidence">{escape(judged.evidence)}</span>' if judged.evidence else ""
     return (
         f'<li class="{look}"><span class="outcome">{sign} {escape(judged.outcome)}</span>: '
@@ -108,11 +110,13 @@ def _verdicts(found: Sequence[Found], outcomes: Sequence[str], scale: str | None
         for claim, judged in one.verdicts
         if judged.outcome == outcome
     ]
-    return "".join(
-        verdict(claim, judged, f' <a class="where" href="#{escape(one.experiment.name)}">'
-                f"{escape(one.experiment.title)} ({escape(one.experiment.where)})</a>")
-        for one, claim, judged in chosen
-    )  # fmt: skip
+    return "".join(verdict(claim, judged, one.scale, _link(one)) for one, claim, judged in chosen)
+
+
+def _link(found: Found) -> str:
+    experiment = found.experiment
+    text = escape(f"{experiment.title}, {experiment.where}")
+    return f' (<a class="where" href="#{escape(experiment.name)}">{text}</a>)'
 
 
 def _facts(found: Sequence[Found]) -> str:

@@ -37,6 +37,8 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             raise MissingError("no mean")
 
     there = list(usable(drawn, rows, axes, check))
+    if not there:
+        return drawn
     found = {(row[figure.x], row[figure.y]): row for row in there}
     lines, columns = values_of(there, figure.x), values_of(there, figure.y)
     papers = any(number(row.get("paper_mean")) is not None for row in there)
@@ -77,7 +79,8 @@ def against_paper(row: Row) -> float | None:
     if mean is None or error is None or theirs is None or their_error is None:
         return None
     spread = math.hypot(error, their_error)
-    return (mean - theirs) / spread if spread else math.copysign(math.inf, mean - theirs)
+    gap = mean - theirs
+    return gap / spread if spread else math.copysign(math.inf, gap) if gap else 0.0
 
 
 def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
@@ -86,7 +89,8 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
     ours = with_error(row["mean"], row.get("standard_error"))
     errors = against_paper(row)
     mark = ""
-    if errors is not None and abs(errors) > ERRORS:
+    comparable = row.get("scale") == "paper"
+    if comparable and errors is not None and abs(errors) > ERRORS:
         mark = "above" if errors > 0 else "below"
     cell = Cell(ours, "\n".join(about.lines(row, axes, OURS, row)), mark)
     if not papers:
@@ -147,6 +151,8 @@ def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> D
             raise MissingError("no measures")
 
     there = list(usable(drawn, rows, axes, check))
+    if not there:
+        return drawn
     first = [name for name in (figure.x, figure.y) if name]
     names = list(dict.fromkeys(name for row in there for name in row["measures"]))
     papers = any(number(row.get("paper_mean")) is not None for row in there)

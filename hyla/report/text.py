@@ -10,6 +10,7 @@ from hyla.files import without_nan
 
 LONGEST = 300  # characters of one value in a figure
 MILLION = 1_000_000
+WORDS = {"millions": "millions of instances"}  # names of axes that do not speak for themselves
 
 
 def escape(value: object) -> str:
@@ -176,7 +177,7 @@ def places(axes: Sequence[str], row: dict[str, Any]) -> str:
 def spoken(name: str) -> str:
     """The name of an axis or field in words.
 
-    >>> spoken("held_out")
-    'held out'
+    >>> spoken("held_out"), spoken("millions")
+    ('held out', 'millions of instances')
     """
-    return name.replace("_", " ")
+    return WORDS.get(name, name.replace("_", " "))
