@@ -22,6 +22,7 @@ F1, CONTROL = "F1", "F1, labels shuffled"
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
 DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
+SHUFFLES = {"paper": 10, "small": 10, "demo": 10, "smoke": 1}  # that the control is a mean of
 SAMPLES = 32
 FUZZY_COLOURS = ("target", "formula", "term 1", "term 2")
 SRAVEN_COLOURS = ("target", "rule")
@@ -39,7 +40,7 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     is_sraven = isinstance(runs[0].config.task, SravenConfig)
     label = "rule" if is_sraven else "terms"
     settings = {"hyperparameters": hyperparameters(chosen[0])}
-    rows = [*_decoding(chosen, label, DECODED[scale]), *_maps(chosen[0], is_sraven, MAPPED[scale])]
+    rows = [*_decoding(chosen, label, scale), *_maps(chosen[0], is_sraven, MAPPED[scale])]
     if is_sraven:
         rows += _rules(chosen, DECODED[scale])
     return [{**point.axes, **row, **settings} for row in rows]
@@ -51,10 +52,10 @@ def mapped(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     return [{**point.axes, **row} for row in _maps(chosen[0], True, MAPPED[scale])]
 
 
-def _decoding(members: Sequence[Trained], label: str, instances: int) -> Iterator[Row]:
+def _decoding(members: Sequence[Trained], label: str, scale: str) -> Iterator[Row]:
     """Fitted to tasks of training, measured on held-out ones, in every layer."""
     found = [
-        decode(_codes(member, "train", instances), _codes(member, "held_out", instances), label)
+        decode(*_both_splits(member, DECODED[scale]), label, shuffles=SHUFFLES[scale])
         for member in members
     ]
     names = {"rule": "{}", "terms": "term {}"}[label]
@@ -81,6 +82,10 @@ def _decoding(members: Sequence[Trained], label: str, instances: int) -> Iterato
                     if c
                 ],
             )
+
+
+def _both_splits(member: Trained, instances: int) -> tuple[Codes, Codes]:
+    return _codes(member, "train", instances), _codes(member, "held_out", instances)
 
 
 def _of(f1: Any, names: tuple[str, ...], layer: int, name: str) -> float:
