@@ -39,7 +39,6 @@ static void copy(Row* to, const void* from, bool exists) {
   memset(to, 0, 16);
   if (exists) memcpy(to, from, 16);
 }
-static void end_group_of_copies() {}
 static void wait_for_copies() {}
 
 static number_bits& entry(const Together& all, int matrix, int row, int column) {

@@ -7,7 +7,7 @@ from helpers import relative_error
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention import fused
+from hyla.attention import fused, wide
 from hyla.attention.fused import Form
 
 ROUNDING = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -49,6 +49,51 @@ def test_every_kind_is_near_float64(kind: str) -> None:
 @pytest.mark.parametrize("heads, size", [(8, 64), (16, 64), (13, 32)])
 def test_sizes(heads: int, size: int) -> None:
     assert max(errors(1, 23, 23, heads, size, "hyla", causal=True)) < ROUNDING[torch.bfloat16]
+
+
+# One of these is longer than a tile of the workspace, and begins within one.
+@pytest.mark.parametrize("queries, keys", [(19, 53), (67, 131), (2, 3)])
+@pytest.mark.parametrize("workspace", [wide.WORKSPACE_BYTES, 0])
+def test_queries_and_keys(
+    queries: int, keys: int, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "WORKSPACE_BYTES", workspace)
+    found = errors(2, queries, keys, 3, 32, "hyla", causal=True)
+    assert max(found) < ROUNDING[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    "kind, heads, size",
+    [("hyla", 16, 64), ("hyla-rms_head", 5, 64), ("hyla-nonlinearity", 13, 32)],
+)
+def test_a_sequence_too_long_for_the_workspace(
+    kind: str, heads: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "WORKSPACE_BYTES", 0)
+    found = errors(1, 23, 29, heads, size, kind, causal=True)
+    assert max(found) < ROUNDING[torch.bfloat16]
+
+
+def test_the_workspace_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.randn(5, 21, 3, 32).bfloat16().requires_grad_() for _ in range(3)]
+    form = Form("rms_head", "mlp", True, True, 0.3, 1e-6)
+    lengths = torch.tensor([21, 3, 0, 17, 8])
+    out = fused.attend(*tensors, form, "wide", lengths=lengths)
+    grad = torch.randn_like(out)
+    wanted = torch.autograd.grad(out, tensors, grad, retain_graph=True)
+    for sequences in (4, 1):
+        monkeypatch.setattr(wide, "WORKSPACE_BYTES", sequences * 3 * 21 * 24 * 2 + 1)
+        found = torch.autograd.grad(out, tensors, grad, retain_graph=True)
+        assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("mode", wide.TUNING)
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("heads", [1, 8, 9, 16])
+def test_a_multiprocessor_has_the_memory(mode: str, heads: int, size: int) -> None:
+    tuning = wide.TUNING[mode][wide._warps(heads, size) // 2 - 1]
+    taken = wide._shared_bytes(mode, heads, size, *tuning)
+    assert tuning[1] * (taken + 1024) <= 228 * 1024  # 1 KiB of a block is the system's
 
 
 def test_float16() -> None:

@@ -2,9 +2,10 @@
 //
 // Scores are products for each head, z = sum_h a_h v_h one for each key, what becomes of it one for
 // each query. A team of warps owns 8 rows (queries, or keys) and meets the others, the columns, 16
-// at a time: 8 x 16 pairs. Its warps share the heads while they make codes and the gradients of
-// queries and keys, and the numbers of a head while they apply the value network. Between products
-// numbers change their places in a patch of shared memory, through ldmatrix and stmatrix.
+// at a time: 8 x 16 pairs. Its warps share the heads while they make codes, then the columns, then the
+// rows, and for gradients the columns again. Between these steps numbers change hands in a patch of
+// shared memory, through ldmatrix and stmatrix: shared memory is what limits the kernel, and a warp that
+// has a column, or a row, reads what belongs to it once, and finishes its sums alone.
 //
 // One kernel makes everything, because rows and columns are alike. For a pair (x, y), with the
 // code a and the vectors of row x and column y,
@@ -15,6 +16,9 @@
 //     MODE 0  rows are queries  out_h = sum_y a_h u
 //     MODE 1  rows are queries  da_h = row_h u + column_h w, from it ds_h, dq_h = sum_y ds_h k_h
 //     MODE 2  rows are keys     the same with dk_h = sum_y ds_h q_h, and dv_h = sum_y a_h u
+//     MODE 3  rows are keys     dv_h, and ds_h to memory
+//     MODE 4  another kernel    dq_h and dk_h from there: plain products of matrices
+// MODE 3 and 4 make all gradients, and go once through what 1 and 2 both do; those need no memory.
 // z decides which units of the value network are on, so where it is used for that the code comes in
 // two parts, a rounded number and the rest, and z is nearly as exact as in float32.
 //
@@ -29,11 +33,15 @@ constexpr int HEAD_BLOCKS = (HEADS + 7) / 8;   // of 8 heads; missing heads are 
 constexpr int CHUNKS = HEAD_BLOCKS * SIZE;     // of 16 bytes, 8 numbers, in a token
 constexpr int D_BLOCKS = SIZE / 16;            // 16 numbers of a head are worked on together
 constexpr int TEAM = 2 * HEAD_BLOCKS < D_BLOCKS ? 2 * HEAD_BLOCKS : D_BLOCKS;  // warps
-constexpr int OWN_HEADS = HEAD_BLOCKS * 8 / TEAM, OWN_D_BLOCKS = D_BLOCKS / TEAM, OWN_COLUMNS = COLUMNS / TEAM;
-constexpr int THREADS = TEAMS * TEAM * LANES;
-constexpr bool KEYS = MODE == 2;               // rows are keys
+constexpr int OWN_HEADS = HEAD_BLOCKS * 8 / TEAM, OWN_ROWS = ROWS / TEAM, OWN_COLUMNS = COLUMNS / TEAM;
+[[maybe_unused]] constexpr int TILE_ROWS = 128, TILE_COLUMNS = 64;  // of MODE 4, 32 rows a warp
+constexpr int THREADS = (MODE == 4 ? TILE_ROWS / 32 : TEAMS * TEAM) * LANES;
+constexpr bool KEYS = MODE >= 2;               // rows are keys
 constexpr bool VALUES = MODE != 1;             // sums over a_h u
 constexpr bool SCORES = MODE != 0;             // gradients of scores: needs P and R, and a code in two parts
+constexpr bool SUMS = MODE == 1 || MODE == 2;  // sums over ds_h
+// There are registers left to keep the rows in, and shared memory is left to others.
+constexpr bool KEEP = !SUMS && THREADS * BLOCKS <= 12 * LANES;
 
 struct alignas(16) Chunk { unsigned word[4]; };
 
@@ -42,34 +50,43 @@ typedef unsigned Address;  // in shared memory
 __device__ inline Address address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 #endif
 
-// What a team has to itself. code: [part][head block][y][x], patch of a warp: [half of 16][y][x].
 constexpr int HEAD_STEP = ROWS * 2 + 1;  // chunks of a head in ds; one to spare, against bank conflicts
+constexpr int COLUMN_STEP = HEAD_BLOCKS * PAIRS / 4 + 2;  // pairs of numbers of a column in da; as above
 
+// What a team has to itself. code: [part][head block][y][x], patch: [8 numbers of a head][y][x].
 struct alignas(128) Own {
-  Chunk row[ROWS * CHUNKS];
   Chunk code[(SCORES ? 2 : 1) * HEAD_BLOCKS * PAIRS];
-  Chunk patch[TEAM][(SCORES ? HEAD_BLOCKS : 1) * 2 * PAIRS];
+  Chunk patch[SIZE / 8 * PAIRS];  // before the first tile: the rows, if they are kept in registers
   float squares[TEAM][PAIRS];
-  Chunk values[SCORES ? ROWS * CHUNKS : 8];
-  Chunk ds[SCORES ? HEAD_BLOCKS * 8 * HEAD_STEP : 8];  // [head][x][y]
   float factor[SCORES ? PAIRS : 32];
+  float2 da[SCORES ? COLUMNS * COLUMN_STEP : 16];  // of the rows: [y][head][x / 2]
+  Chunk row[KEEP ? 8 : ROWS * CHUNKS];
+  Chunk values[SCORES && !KEEP ? ROWS * CHUNKS : 8];
+  Chunk ds[SUMS ? HEAD_BLOCKS * 8 * HEAD_STEP : 8];  // [head][x][y]
 };
 
+#if MODE < 4
 struct alignas(128) Shared {
   Chunk column[BUFFERS][COLUMNS * CHUNKS], values[BUFFERS][COLUMNS * CHUNKS];
   Own own[TEAMS];
 };
+#else
+struct alignas(128) Shared {
+  Chunk ds[2][TILE_ROWS * TILE_COLUMNS / 8], vectors[2][TILE_COLUMNS * SIZE / 8];
+};
+#endif
 
 struct Warp {  // where a thread stands
   int lane, member, team;  // member: the number of the warp in its team
+  __device__ int row() const { return member * OWN_ROWS; }
+  __device__ int column() const { return member * OWN_COLUMNS; }
 };
 
 // Where 16 bytes of pair (y, x) lie: neither 8 rows of one y nor 8 columns of one x share a bank.
 __device__ inline int slot(int y, int x) { return (y * ROWS | y & 7) ^ x; }
 
-// slot(y, x) from slot(0, x) or slot(y, 0), for the known one of both: one instruction. What is
-// addressed so begins at a multiple of 128 bytes. y: a multiple of 2 (or 4); what is less of it is in
-// the first slot, that of column 0 or 1 (or up to 3).
+// slot(y, x) from a first slot, for x and y that are known: one instruction. What is addressed so
+// begins at a multiple of 128 bytes. No bit may be set in both, the first x and x, or the first y and y.
 __device__ inline Address at_row(Address first, int x) { return first ^ x * 16; }
 __device__ inline Address at_column(Address first, int y) { return (first ^ (y & 7) * 16) + y * ROWS * 16; }
 
@@ -87,8 +104,7 @@ __device__ inline void copy(Chunk* to, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from),
                "r"(exists ? 16 : 0));
 }
-__device__ inline void end_group_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Four or two 8 x 8 matrices whose rows of 16 bytes begin where the lanes say, lane 8 i + j for row j
 // of matrix i. Transposed: lane 4 i + j gets column i, rows 2 j and 2 j + 1, else the other way round.
@@ -198,6 +214,22 @@ __device__ inline float low(unsigned both) { return widen((number)both); }
 __device__ inline float high(unsigned both) { return widen((number)(both >> 16)); }
 __device__ inline unsigned pack_phi(float low, float high) { return RELU ? pack_relu(low, high) : pack(low, high); }
 
+// The matrices of a sum over heads, 16 x heads and heads x 8, and the product.
+typedef unsigned Left[2 * HEAD_BLOCKS];
+typedef unsigned Right[HEAD_BLOCKS];
+__device__ inline void multiply(float (&c)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
+  multiply(c, a[0], a[1], b[0]);
+}
+__device__ inline void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply(c, a[0], a[1], a[2], a[3], b[0], b[1]);
+}
+__device__ inline void product(float (&c)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
+  product(c, a[0], a[1], b[0]);
+}
+__device__ inline void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  product(c, a[0], a[1], a[2], a[3], b[0], b[1]);
+}
+
 // TOKENS tokens from `start`, zero where there are none, by STEP threads: CHUNKS is a multiple of STEP
 // or STEP of CHUNKS, so that a thread has always the same chunk of a token, or token.
 template <int TOKENS, int STEP, bool BY_HEAD>
@@ -224,22 +256,39 @@ struct Pairs {  // where the pairs of a warp and tile stand
 };
 
 // The score vectors of the rows, for the heads of this warp.
-__device__ inline void load_rows(unsigned (&row)[OWN_HEADS][SIZE / 8], const Own& own, const Warp& warp) {
+__device__ inline void load_rows(unsigned (&row)[OWN_HEADS][SIZE / 8], const Chunk* rows, const Warp& warp) {
 #pragma unroll
   for (int i = 0; i < OWN_HEADS * SIZE / 32; i++) {
     int h = i / (SIZE / 32), d = i % (SIZE / 32) * 4;
     unsigned m[4];
-    load(m, address(own.row + by_token(warp.lane % 8, warp.member * OWN_HEADS + h, d + warp.lane / 8)));
+    load(m, address(rows + by_token(warp.lane % 8, warp.member * OWN_HEADS + h, d + warp.lane / 8)));
 #pragma unroll
     for (int j = 0; j < 4; j++) row[h][d + j] = m[j];
   }
 }
 
+// 16 numbers d of the vectors of row x, for R and for da.
+struct RowValues {
+  Right mixing[2];
+  unsigned gradient[HEAD_BLOCKS][2];
+
+  __device__ void load_from(const Chunk* values, int x, int d, int lane) {
+    int i = lane / 8, h = lane % 8;
+    unsigned m[2 * HEAD_BLOCKS];
+    load_transposed(m, address(values + by_head(x, i % HEAD_BLOCKS * 8 + h, d * 2 + i / HEAD_BLOCKS % 2)));
+#pragma unroll
+    for (int j = 0; j < 2 * HEAD_BLOCKS; j++) mixing[j / HEAD_BLOCKS][j % HEAD_BLOCKS] = m[j];
+    load(m, address(values + by_head(x, i / 2 % HEAD_BLOCKS * 8 + h, d * 2 + i % 2)));
+#pragma unroll
+    for (int j = 0; j < 2 * HEAD_BLOCKS; j++) gradient[j / 2][j % 2] = m[j];
+  }
+};
+
 // The codes of 8 x 16 pairs, in two parts if SCORES, and the factors of RMSHead, 0 for a masked pair.
 __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZE / 8], const Chunk* column,
                                   const Pairs& pairs, float scale, float eps, const Warp& warp) {
   int lane = warp.lane, first_head = warp.member * OWN_HEADS;
-  float s[OWN_HEADS][4] = {}, squares[4] = {};
+  float s[OWN_HEADS][4] = {}, squares[4] = {}, r[4] = {1.f, 1.f, 1.f, 1.f};
 #pragma unroll
   for (int h = 0; h < OWN_HEADS; h++) {
 #pragma unroll
@@ -249,34 +298,45 @@ __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZ
       multiply(s[h], a[0], a[1], a[2], a[3], row[h][d], row[h][d + 1]);
     }
   }
+  // Entry i of a product stands for column y, row x:
+  auto y = [&](int i) { return lane / 4 + i / 2 * 8; };
+  auto x = [&](int i) { return lane % 4 * 2 + i % 2; };
+  bool seen[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    int y = lane / 4 + i / 2 * 8, x = lane % 4 * 2 + i % 2;
-    bool seen = pairs.seen(x, y);
+    seen[i] = pairs.seen(x(i), y(i));
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
-      s[h][i] = seen ? s[h][i] * scale : 0.f;
+      s[h][i] = seen[i] ? s[h][i] * scale : 0.f;
       squares[i] += s[h][i] * s[h][i];
     }
-    if constexpr (NORMALISER == 1) own.squares[warp.member][slot(y, x)] = squares[i];
   }
-  if constexpr (NORMALISER == 1) wait_for_team(warp);
+  if constexpr (NORMALISER == 1) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+      *(float2*)(own.squares[warp.member] + y(i) * ROWS + x(i)) = {squares[i], squares[i + 1]};
+    wait_for_team(warp);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      float total[2] = {};
+#pragma unroll
+      for (int member = 0; member < TEAM; member++) {
+        float2 part = *(const float2*)(own.squares[member] + y(i) * ROWS + x(i));
+        total[0] += part.x, total[1] += part.y;
+      }
+      r[i] = rsqrtf(total[0] / HEADS + eps), r[i + 1] = rsqrtf(total[1] / HEADS + eps);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    int y = lane / 4 + i / 2 * 8, x = lane % 4 * 2 + i % 2;
-    float r = 1.f;
-    if constexpr (NORMALISER == 1) {
-      float total = 0.f;
-#pragma unroll
-      for (int member = 0; member < TEAM; member++) total += own.squares[member][slot(y, x)];
-      r = rsqrtf(total / HEADS + eps);
-    }
-    if (SCORES && warp.member == 0) own.factor[slot(y, x)] = pairs.seen(x, y) ? r : 0.f;
+    if (SCORES && warp.member == 0 && i % 2 == 0)
+      *(float2*)(own.factor + y(i) * ROWS + x(i)) = {seen[i] ? r[i] : 0.f, seen[i + 1] ? r[i + 1] : 0.f};
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h += 4) {
-      float a[4] = {s[h][i] * r, s[h + 1][i] * r, s[h + 2][i] * r, s[h + 3][i] * r};
+      float a[4] = {s[h][i] * r[i], s[h + 1][i] * r[i], s[h + 2][i] * r[i], s[h + 3][i] * r[i]};
       uint2 rounded = {pack(a[0], a[1]), pack(a[2], a[3])};
-      uint2* to = (uint2*)(own.code + (first_head + h) / 8 * PAIRS + slot(y, x)) + (first_head + h) / 4 % 2;
+      int head = first_head + h;
+      uint2* to = (uint2*)(own.code + head / 8 * PAIRS + slot(y(i), x(i))) + head / 4 % 2;
       *to = rounded;
       if constexpr (SCORES)
         to[2 * HEAD_BLOCKS * PAIRS] = {pack(a[0] - low(rounded.x), a[1] - high(rounded.x)),
@@ -286,239 +346,227 @@ __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZ
   wait_for_team(warp);
 }
 
-// c = sum over heads of m and n, of which one is the rounded code; if EXACT, also with the rest of it
-// in its place. m0, m1 are the upper and lower half of a 16 x 8 matrix for each block of heads.
-// Products over 8, as the numbers lie: for those over 16 they would have to be copied together.
-template <bool EXACT, bool CODE_LEFT>
-__device__ inline void sum_over_heads(float (&c)[4], const unsigned (&m0)[HEAD_BLOCKS],
-                                      const unsigned (&m1)[HEAD_BLOCKS], const unsigned (&n)[HEAD_BLOCKS],
-                                      const unsigned (&rest0)[HEAD_BLOCKS],
-                                      const unsigned (&rest1)[HEAD_BLOCKS]) {
+// P of the columns of this warp to the patch; as phi(P) if rows are queries. A warp issues in order:
+// four columns are loaded before it waits for the first.
+__device__ inline void mix_columns(Own& own, const Chunk* values, const Warp& warp) {
+  constexpr bool EXACT = SCORES && !KEYS;  // P is z, and decides which units are on
+  constexpr int PARTS = EXACT ? 2 : 1, STEP = 4 / HEAD_BLOCKS / PARTS, VALUE_STEP = 2 / HEAD_BLOCKS;
+  int lane = warp.lane, i = lane / 8, first_column = warp.column();
+  Address code = address(own.code + i % (HEAD_BLOCKS * PARTS) * PAIRS +
+                         slot(first_column + i / (HEAD_BLOCKS * PARTS), lane % 8));
+  Address place = address(own.patch + i % 2 * PAIRS + slot(first_column + i / 2, lane % 8));
 #pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++) {
-    if (block == 0) product(c, m0[0], m1[0], n[0]);
-    else multiply(c, m0[block], m1[block], n[block]);
-    if constexpr (EXACT && CODE_LEFT) multiply(c, rest0[block], rest1[block], n[block]);
-    if constexpr (EXACT && !CODE_LEFT) multiply(c, m0[block], m1[block], rest0[block]);
+  for (int y = 0; y < OWN_COLUMNS; y += 4) {
+    Right codes[4][PARTS];
+#pragma unroll
+    for (int column = 0; column < 4; column += STEP) {
+      unsigned m[4];
+      load(m, at_column(code, y + column));
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        codes[column + j / HEAD_BLOCKS / PARTS][j / HEAD_BLOCKS % PARTS][j % HEAD_BLOCKS] = m[j];
+    }
+    Left v[2][4];
+    auto load_values = [&](int d) {
+#pragma unroll
+      for (int column = 0; column < 4; column += VALUE_STEP) {
+        unsigned m[4];
+        load_transposed(m, address(values + by_head(first_column + y + column + i / 2 / HEAD_BLOCKS,
+                                                    i / 2 % HEAD_BLOCKS * 8 + lane % 8, d * 2 + i % 2)));
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[d % 2][column + j / 2 / HEAD_BLOCKS][j % (2 * HEAD_BLOCKS)] = m[j];
+      }
+    };
+    load_values(0);
+#pragma unroll
+    for (int d = 0; d < D_BLOCKS; d++) {  // the next ones arrive meanwhile
+      unsigned packed[2][4];
+      if (d + 1 < D_BLOCKS) load_values(d + 1);
+#pragma unroll
+      for (int column = 0; column < 4; column++) {
+        float p[4];
+        product(p, v[d % 2][column], codes[column][0]);
+        if constexpr (EXACT) multiply(p, v[d % 2][column], codes[column][PARTS - 1]);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          packed[column / 2][column % 2 * 2 + half] =
+              KEYS ? pack(p[2 * half], p[2 * half + 1]) : pack_phi(p[2 * half], p[2 * half + 1]);
+      }
+      store_transposed(at_column(place, y) + d * 2 * PAIRS * 16, packed[0]);
+      store_transposed(at_column(place, y + 2) + d * 2 * PAIRS * 16, packed[1]);
+    }
   }
 }
 
-// The code of all columns, for a sum over heads.
-struct ColumnCode {
-  static constexpr bool EXACT = SCORES && !KEYS;  // P is z, and decides which units are on
-  unsigned rounded[COLUMNS][HEAD_BLOCKS], rest[EXACT ? COLUMNS : 1][HEAD_BLOCKS];
+// The code of a row, for R (rest: if that is z) and for a sum over columns.
+struct RowCode {
+  Left rounded, rest;
+  unsigned turned[HEAD_BLOCKS][2];
 
-  __device__ ColumnCode(const Own& own, int lane) {
-    constexpr int STEP = EXACT ? 2 : 4;
-    Address first = address(own.code + (EXACT ? lane / 16 * HEAD_BLOCKS * PAIRS : 0) + slot(lane / 8 % STEP, lane % 8));
+  __device__ RowCode(Address first) {
+    unsigned m[4], t[2 * HEAD_BLOCKS];
+    if constexpr (SCORES) {
+      if constexpr (HEAD_BLOCKS == 2) {
+        load(rounded, first);
+        if constexpr (KEYS) load(rest, first + HEAD_BLOCKS * PAIRS * 16);
+      } else if constexpr (KEYS) {
+        load(m, first);
+        rounded[0] = m[0], rounded[1] = m[1], rest[0] = m[2], rest[1] = m[3];
+      } else {
+        load(rounded, first);
+      }
+    }
+    if constexpr (VALUES) {
+      load_transposed(t, first);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / STEP * HEAD_BLOCKS; i++) {
-      int y = i / HEAD_BLOCKS * STEP, block = i % HEAD_BLOCKS;
-      unsigned m[4];
-      load(m, at_column(first, y) + block * PAIRS * 16);
-#pragma unroll
-      for (int j = 0; j < 4; j++) (j < STEP ? rounded[y + j] : rest[y + j - STEP])[block] = m[j];
+      for (int j = 0; j < 2 * HEAD_BLOCKS; j++) turned[j / 2][j % 2] = t[j];
     }
   }
 };
 
-// P of all columns, for 16 numbers of the vectors, to the patch; as phi(P) if rows are queries. A warp
-// issues in order: four columns are loaded before it waits for the first.
-__device__ inline void mix_columns(Chunk* patch, const ColumnCode& code, const Chunk* values, int d, int lane) {
-  Address first = address(patch + lane / 8 % 2 * PAIRS + slot(lane / 16, lane % 8));
-#pragma unroll
-  for (int y = 0; y < COLUMNS; y += 4) {
-    unsigned v0[4][HEAD_BLOCKS], v1[4][HEAD_BLOCKS], packed[2][4];
-#pragma unroll
-    for (int i = 0; i < 2 * HEAD_BLOCKS; i++) {
-      int pair = i / HEAD_BLOCKS * 2, block = i % HEAD_BLOCKS;
-      unsigned m[4];
-      load_transposed(m, address(values + by_head(y + pair + lane / 16, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-      v0[pair][block] = m[0], v1[pair][block] = m[1], v0[pair + 1][block] = m[2], v1[pair + 1][block] = m[3];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float p[4];
-      const unsigned(&rest)[HEAD_BLOCKS] = code.rest[code.EXACT ? y + i : 0];
-      sum_over_heads<ColumnCode::EXACT, false>(p, v0[i], v1[i], code.rounded[y + i], rest, rest);
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-        packed[i / 2][i % 2 * 2 + half] =
-            KEYS ? pack(p[2 * half], p[2 * half + 1]) : pack_phi(p[2 * half], p[2 * half + 1]);
-    }
-    store_transposed(at_column(first, y), packed[0]);
-    store_transposed(at_column(first, y + 2), packed[1]);
-  }
-}
+// Where da of two rows x and a head lies in a column, so that neither those who write nor those who read
+// it share a bank.
+__device__ inline int in_da(int block, int h, int x) { return (block * 8 + h) * 4 + (x / 2 ^ h / 4); }
 
-// The code of row x, the upper and lower 8 columns of it. first: slot(lane % 16, 0) of the code.
-__device__ inline void load_row_code(unsigned (&rounded)[2][HEAD_BLOCKS], unsigned (&rest)[2][HEAD_BLOCKS],
-                                     Address first, int x, int lane) {
-#pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++) {
-    Address code = at_row(first, x) + block * PAIRS * 16;
-    if constexpr (KEYS) {  // R is z
-      unsigned m[4];
-      load(m, code + lane / 16 * HEAD_BLOCKS * PAIRS * 16);
-      rounded[0][block] = m[0], rounded[1][block] = m[1], rest[0][block] = m[2], rest[1][block] = m[3];
-    } else {
-      unsigned m[2];
-      load(m, code);
-      rounded[0][block] = m[0], rounded[1][block] = m[1];
-    }
-  }
-}
-
-// The same, for a sum over columns.
-__device__ inline void load_row_code(unsigned (&code)[HEAD_BLOCKS][2], Address first, int x) {
-#pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++)
-    load_transposed(code[block], at_row(first, x) + block * PAIRS * 16);
-}
-
-// out or dv: sum_y a_h u, for u as a 16 x 16 matrix of its numbers and columns.
-__device__ inline void add_values(float (&sum)[HEAD_BLOCKS][4], const unsigned (&u)[4],
-                                  const unsigned (&code)[HEAD_BLOCKS][2]) {
-#pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++)
-    multiply(sum[block], u[0], u[1], u[2], u[3], code[block][0], code[block][1]);
-}
-
-// da += row_h u, and w to the patch in the place of P. Returns u, as a matrix of columns and numbers.
-// Of two rows, so that one has something to do while the other waits.
-__device__ inline void add_row_gradients(float (&da)[ROWS][HEAD_BLOCKS][4], unsigned (&u)[2][4],
-                                         Chunk* patch, const Own& own, int x, int d, int lane) {
-  unsigned rounded[2][2][HEAD_BLOCKS], rest[2][2][HEAD_BLOCKS], v[2][2][HEAD_BLOCKS], p[2][4], w[2][4];
-  Address code = address(own.code + slot(lane % 16, 0));
-  Address place = address(patch + lane / 16 * PAIRS + slot(lane % 16, 0));
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    load_row_code(rounded[i], rest[i], code, x + i, lane);
-#pragma unroll
-    for (int block = 0; block < HEAD_BLOCKS; block++) {
-      unsigned m[2];
-      load_transposed(m, address(own.values + by_head(x + i, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-      v[i][0][block] = m[0], v[i][1][block] = m[1];
-    }
-    load(p[i], at_row(place, x + i));
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float r[4];
-      sum_over_heads<KEYS, true>(r, rounded[i][0], rounded[i][1], v[i][half], rest[i][0], rest[i][1]);
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        int at = 2 * half + j;
-        w[i][at] = KEYS ? pack_phi(r[2 * j], r[2 * j + 1]) : pack(r[2 * j], r[2 * j + 1]);
-        u[i][at] = p[i][at];
-        if constexpr (RELU && KEYS) u[i][at] &= positive_halves(w[i][at]);
-        if constexpr (RELU && !KEYS) w[i][at] &= positive_halves(p[i][at]);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-#pragma unroll
-    for (int block = 0; block < HEAD_BLOCKS; block++) {
-      unsigned m[2];
-      load(m, address(own.values + by_head(x + i, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-      multiply(da[x + i][block], u[i][0], u[i][1], u[i][2], u[i][3], m[0], m[1]);
-    }
-    store(at_row(place, x + i), w[i]);
-  }
-}
-
-// da += column_h w for two columns.
-__device__ inline void add_column_gradient(float (&da)[COLUMNS][HEAD_BLOCKS][2], const Chunk* patch,
-                                           const Chunk* values, int y, int d, int lane) {
-  unsigned w[4];
-  // The upper half of the matrix is of column y, the lower of the next: one of them counts each time.
-  load(w, at_column(address(patch + lane / 16 * PAIRS + slot(lane / 8 % 2, lane % 8)), y));
-#pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++) {
-    unsigned v[4];
-    load(v, address(values + by_head(y + lane / 16, block * 8 + lane % 8, d * 2 + lane / 8 % 2)));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float c[4];
-      product(c, w[0], w[1], w[2], w[3], v[2 * i], v[2 * i + 1]);
-      da[y + i][block][0] += c[2 * i], da[y + i][block][1] += c[2 * i + 1];
-    }
-  }
-}
-
-// The gradients of the scores, from those of the code: each warp has these for all heads and
-// columns, summed over its own numbers, and makes those for some of the columns.
-__device__ inline void make_score_gradients(Own& own, const float (&da_row)[ROWS][HEAD_BLOCKS][4],
-                                            const float (&da_column)[COLUMNS][HEAD_BLOCKS][2], float eps,
-                                            const Warp& warp) {
+// For the rows of this warp: out or dv, sum_y a_h u; da_h = row_h u; and w to the patch in the place of
+// P. Two rows at a time, so that one has something to do while the other waits.
+__device__ inline void use_rows(float (&sums)[OWN_ROWS][D_BLOCKS][HEAD_BLOCKS][4], Own& own,
+                                const RowValues (&kept)[OWN_ROWS][D_BLOCKS], const Warp& warp) {
   int lane = warp.lane;
-  float2* mine = (float2*)own.patch[warp.member];
-  __syncwarp();
+  Address code = address(own.code + lane / 16 * PAIRS + slot(lane % 16, warp.row()));
+  Address place = address(own.patch + lane / 16 * PAIRS + slot(lane % 16, warp.row()));
+  // The same, turned: the numbers of a head are rows of the matrix.
+  Address turned_place = address(own.patch + lane / 8 % 2 * PAIRS + slot(lane % 8 + lane / 16 * 8, warp.row()));
 #pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++)
+  for (int x = 0; x < OWN_ROWS; x += 2) {
+    RowCode codes[2] = {at_row(code, x), at_row(code, x + 1)};
+    float da[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
-    for (int x = 0; x < ROWS; x++)
+    for (int d = 0; d < D_BLOCKS; d++) {
+      unsigned u[2][4], w[2][4];
+      RowValues v[2];
 #pragma unroll
-      for (int i = 0; i < 2; i++)
-        mine[(block * PAIRS + slot(lane / 4 + 8 * i, x)) * 4 + lane % 4] = {da_row[x][block][2 * i], da_row[x][block][2 * i + 1]};
-  __syncwarp();
-  // From here on a lane holds a row and two heads.
+      for (int i = 0; i < 2; i++) {
+        if constexpr (SCORES) load(u[i], at_row(place, x + i) + d * 2 * PAIRS * 16);
+        else load_transposed(u[i], at_row(turned_place, x + i) + d * 2 * PAIRS * 16);
+        if constexpr (SCORES && KEEP) v[i] = kept[x + i][d];
+        if constexpr (SCORES && !KEEP) v[i].load_from(own.values, warp.row() + x + i, d, lane);
+      }
+      if constexpr (SCORES) {
 #pragma unroll
-  for (int block = 0; block < HEAD_BLOCKS; block++)
+        for (int i = 0; i < 2; i++) {
 #pragma unroll
-    for (int y = 0; y < COLUMNS; y++) {
-      if (y / OWN_COLUMNS == warp.member) continue;  // added below
-      float2& sum = mine[(block * PAIRS + slot(y, lane / 4)) * 4 + lane % 4];
-      sum = {sum.x + da_column[y][block][0], sum.y + da_column[y][block][1]};
-    }
-  wait_for_team(warp);
-  float ds[HEAD_BLOCKS][2][OWN_COLUMNS];
+          for (int half = 0; half < 2; half++) {
+            float r[4];
+            product(r, codes[i].rounded, v[i].mixing[half]);
+            if constexpr (KEYS) multiply(r, codes[i].rest, v[i].mixing[half]);
 #pragma unroll
-  for (int column = 0; column < OWN_COLUMNS; column++) {
-    int at = slot(warp.member * OWN_COLUMNS + column, lane / 4);
-    float a[HEAD_BLOCKS][2], da[HEAD_BLOCKS][2] = {}, mean = 0.f, r = own.factor[at];
+            for (int j = 0; j < 2; j++) {
+              int at = 2 * half + j;
+              w[i][at] = KEYS ? pack_phi(r[2 * j], r[2 * j + 1]) : pack(r[2 * j], r[2 * j + 1]);
+              if constexpr (RELU && !KEYS) w[i][at] &= positive_halves(u[i][at]);
+              if constexpr (RELU && KEYS) u[i][at] &= positive_halves(w[i][at]);
+            }
+          }
+        }
 #pragma unroll
-    for (int block = 0; block < HEAD_BLOCKS; block++) {
+        for (int i = 0; i < 2; i++) {
+          store(at_row(place, x + i) + d * 2 * PAIRS * 16, w[i]);
 #pragma unroll
-      for (int member = 0; member < TEAM; member++) {
-        float2 part = ((const float2*)own.patch[member])[(block * PAIRS + at) * 4 + lane % 4];
-        da[block][0] += part.x, da[block][1] += part.y;
-        if (member == warp.member) {
-          const float(&rest)[2] = da_column[member * OWN_COLUMNS + column][block];
-          da[block][0] += rest[0], da[block][1] += rest[1];
+          for (int block = 0; block < HEAD_BLOCKS; block++)
+            multiply(da[i][block], u[i], v[i].gradient[block]);
+          if constexpr (VALUES) {
+            unsigned m = transpose(u[i][1]);
+            u[i][0] = transpose(u[i][0]), u[i][1] = transpose(u[i][2]), u[i][2] = m, u[i][3] = transpose(u[i][3]);
+          }
         }
       }
-      if constexpr (NORMALISER == 1) {
-        const Chunk* code = own.code + block * PAIRS + at;
-        unsigned rounded = code->word[lane % 4], rest = code[HEAD_BLOCKS * PAIRS].word[lane % 4];
-        a[block][0] = low(rounded) + low(rest), a[block][1] = high(rounded) + high(rest);
-        mean += a[block][0] * da[block][0] + a[block][1] * da[block][1];
+#pragma unroll
+      for (int i = 0; i < 2 && VALUES; i++)
+#pragma unroll
+        for (int block = 0; block < HEAD_BLOCKS; block++)
+          multiply(sums[x + i][d][block], u[i], codes[i].turned[block]);
+    }
+    if constexpr (SCORES) {
+#pragma unroll
+      for (int i = 0; i < HEAD_BLOCKS * 4; i++) {
+        int y = lane / 4 + i / 2 % 2 * 8, block = i / 4, h = lane % 4 * 2 + i % 2;
+        own.da[y * COLUMN_STEP + in_da(block, h, warp.row() + x)] = {da[0][block][i % 4], da[1][block][i % 4]};
       }
     }
-    if constexpr (NORMALISER == 1) {
-      mean += __shfl_xor_sync(0xffffffffu, mean, 1);
-      mean += __shfl_xor_sync(0xffffffffu, mean, 2);
-      mean /= HEADS;
+  }
+}
+
+// For the columns of this warp: da_h += column_h w, and from it the gradients of the scores; a lane
+// holds a head and two rows. emit(y, block of heads, gradients) takes them.
+template <typename Emit>
+__device__ inline void make_score_gradients(const Own& own, const Chunk* values, float eps, const Warp& warp,
+                                            Emit emit) {
+  int lane = warp.lane, i = lane / 8, first_column = warp.column();
+  Address place = address(own.patch + i % 2 * PAIRS + slot(first_column + i / 2, lane % 8));
+  Address code = address(own.code + i % (2 * HEAD_BLOCKS) * PAIRS +
+                         slot(first_column + i / (2 * HEAD_BLOCKS), lane % 8));
+#pragma unroll
+  for (int y = 0; y < OWN_COLUMNS; y += 2) {
+    // The upper half of a matrix is of 8 heads, the lower of the next 8, or of the next column.
+    float c[2][4] = {};
+#pragma unroll
+    for (int d = 0; d < D_BLOCKS; d++) {
+      unsigned w[4], v[2][4];
+      load(w, at_column(place, y) + d * 2 * PAIRS * 16);
+#pragma unroll
+      for (int column = 0; column < HEAD_BLOCKS; column++)
+        load(v[column], address(values + by_head(first_column + y + (HEAD_BLOCKS == 1 ? i % 2 : column),
+                                                 i % HEAD_BLOCKS * 8 + lane % 8, d * 2 + i / 2)));
+#pragma unroll
+      for (int column = 0; column < 2; column++) {
+        multiply(c[column], v[HEAD_BLOCKS == 1 ? 0 : column], {w[2 * column], w[2 * column + 1]});
+      }
+    }
+    unsigned codes[2][2 * HEAD_BLOCKS];  // rounded, and the rest
+#pragma unroll
+    for (int j = 0; j < HEAD_BLOCKS && NORMALISER == 1; j++) {
+      unsigned m[4];
+      load_transposed(m, at_column(code, y + j));
+#pragma unroll
+      for (int k = 0; k < 4; k++) codes[j + k / (2 * HEAD_BLOCKS)][k % (2 * HEAD_BLOCKS)] = m[k];
     }
 #pragma unroll
-    for (int i = 0; i < HEAD_BLOCKS * 2; i++)
-      // Of a single head nothing but its sign is left: da - a mean would be rounding alone.
-      ds[i / 2][i % 2][column] = NORMALISER == 0 ? r * da[i / 2][i % 2]
-                                 : HEADS == 1    ? r * r * r * eps * da[i / 2][i % 2]
-                                                 : r * (da[i / 2][i % 2] - a[i / 2][i % 2] * mean);
-  }
+    for (int column = 0; column < 2; column++) {
+      float a[HEAD_BLOCKS][2], da[HEAD_BLOCKS][2], mean[2] = {};
+      float2 factor = *(const float2*)(own.factor + (first_column + y + column) * ROWS + lane % 4 * 2);
 #pragma unroll
-  for (int i = 0; i < HEAD_BLOCKS * 2; i++) {
-    int head = i / 2 * 8 + lane % 4 * 2 + i % 2;
-    uint2* to = (uint2*)(own.ds + head * HEAD_STEP + lane / 4 * 2) + warp.member * OWN_COLUMNS / 4;
-    const float* d = ds[i / 2][i % 2];
+      for (int block = 0; block < HEAD_BLOCKS; block++) {
+        float2 of_row = own.da[(first_column + y + column) * COLUMN_STEP + in_da(block, lane / 4, lane % 4 * 2)];
+        const float* of_column = c[column] + 2 * (HEAD_BLOCKS == 1 ? column : block);
+        da[block][0] = of_row.x + of_column[0], da[block][1] = of_row.y + of_column[1];
+        if constexpr (NORMALISER == 1) {
+          unsigned rounded = codes[column][block], rest = codes[column][HEAD_BLOCKS + block];
+          a[block][0] = low(rounded) + low(rest), a[block][1] = high(rounded) + high(rest);
+          mean[0] += a[block][0] * da[block][0], mean[1] += a[block][1] * da[block][1];
+        }
+      }
 #pragma unroll
-    for (int y = 0; y < OWN_COLUMNS; y += 4) to[y / 4] = {pack(d[y], d[y + 1]), pack(d[y + 2], d[y + 3])};
+      for (int e = 0; e < 2 && NORMALISER == 1; e++) {
+#pragma unroll
+        for (int step = 4; step < LANES; step *= 2) mean[e] += __shfl_xor_sync(0xffffffffu, mean[e], step);
+        mean[e] /= HEADS;
+      }
+#pragma unroll
+      for (int block = 0; block < HEAD_BLOCKS; block++) {
+        float ds[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float r = e ? factor.y : factor.x;
+          // Of a single head nothing but its sign is left: da - a mean would be rounding alone.
+          ds[e] = NORMALISER == 0 ? r * da[block][e]
+                  : HEADS == 1    ? r * r * r * eps * da[block][e]
+                                  : r * (da[block][e] - a[block][e] * mean[e]);
+        }
+        emit(y + column, block, ds);
+      }
+    }
   }
-  wait_for_team(warp);
 }
 
 // dq or dk of one head: sum_y ds_h column_h.
@@ -533,8 +581,11 @@ __device__ inline void add_scores(float (&sum)[D_BLOCKS][4], const Own& own, con
   }
 }
 
+#if MODE < 4
 // row, column: q and k; row_values, column_values: dout and v; all the other way round for KEYS.
 // blockIdx.x counts sequences first: with a causal mask, the rows with most columns begin first.
+// MODE 3: score_sums is ds [sequence][head][query][key], keys rounded up to a multiple of 8; only for
+// pairs that are worked on.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wide(const number* row, const number* column, const number* row_values, const number* column_values,
          const int* lengths, number* value_sums, number* score_sums, int sequences, int queries, int keys,
@@ -551,7 +602,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int blocks = (rows + TEAMS * ROWS - 1) / (TEAMS * ROWS);
   int first_row = (KEYS ? order : blocks - 1 - order) * TEAMS * ROWS;
   Own& own = shared.own[warp.team];
-  Chunk* patch = own.patch[warp.member];
   Pairs pairs = {first_row + warp.team * ROWS, 0, queries, keys, LENGTHS ? lengths[n] : keys};
 
   size_t row_token = (size_t)n * rows, column_token = (size_t)n * columns;
@@ -563,25 +613,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (LENGTHS && !KEYS) end = min(end, pairs.length);
 
   auto copy_columns = [&](int start) {
-    if (start < end) {
-      int buffer = start / COLUMNS % BUFFERS;
-      copy_tokens<COLUMNS, THREADS, false>(shared.column[buffer], column, start, columns, threadIdx.x);
-      copy_tokens<COLUMNS, THREADS, true>(shared.values[buffer], column_values, start, columns, threadIdx.x);
-    }
-    end_group_of_copies();
+    if (start >= end) return;
+    int buffer = start / COLUMNS % BUFFERS;
+    copy_tokens<COLUMNS, THREADS, false>(shared.column[buffer], column, start, columns, threadIdx.x);
+    copy_tokens<COLUMNS, THREADS, true>(shared.values[buffer], column_values, start, columns, threadIdx.x);
   };
-  int thread = threadIdx.x % (TEAM * LANES);
-  copy_tokens<ROWS, TEAM * LANES, false>(own.row, row, pairs.row, rows, thread);
-  if constexpr (SCORES) copy_tokens<ROWS, TEAM * LANES, true>(own.values, row_values, pairs.row, rows, thread);
   if (BUFFERS == 2) copy_columns(begin);
 
-  float values[ROWS][OWN_D_BLOCKS][HEAD_BLOCKS][4] = {}, scores[OWN_HEADS][D_BLOCKS][4] = {};
+  float values[OWN_ROWS][D_BLOCKS][HEAD_BLOCKS][4] = {}, scores[OWN_HEADS][D_BLOCKS][4] = {};
   unsigned own_rows[OWN_HEADS][SIZE / 8];
+  RowValues own_values[OWN_ROWS][D_BLOCKS];
+  int thread = threadIdx.x % (TEAM * LANES);
+  copy_tokens<ROWS, TEAM * LANES, false>(KEEP ? own.patch : own.row, row, pairs.row, rows, thread);
+  if constexpr (SCORES && !KEEP)
+    copy_tokens<ROWS, TEAM * LANES, true>(own.values, row_values, pairs.row, rows, thread);
+  if constexpr (KEEP) {
+    wait_for_copies();
+    wait_for_team(warp);
+    load_rows(own_rows, own.patch, warp);
+    if constexpr (SCORES) {
+      wait_for_team(warp);
+      copy_tokens<ROWS, TEAM * LANES, true>(own.patch, row_values, pairs.row, rows, thread);
+      wait_for_copies();
+      wait_for_team(warp);
+#pragma unroll
+      for (int i = 0; i < OWN_ROWS * D_BLOCKS; i++) {
+        int x = i / D_BLOCKS, d = i % D_BLOCKS;
+        own_values[x][d].load_from(own.patch, warp.row() + x, d, lane);
+      }
+    }
+  }
+
+  int padded_keys = (keys + 7) / 8 * 8;
+  if constexpr (MODE == 3) score_sums += (size_t)n * HEADS * queries * padded_keys + pairs.row;
+
   for (int start = begin; start < end; start += COLUMNS) {
-    copy_columns(BUFFERS == 2 ? start + COLUMNS : start);
-    if (BUFFERS == 1) end_group_of_copies();
+    if (BUFFERS == 1) {
+      __syncthreads();
+      copy_columns(start);
+    }
     wait_for_copies();
     __syncthreads();
+    if (BUFFERS == 2) copy_columns(start + COLUMNS);
     int buffer = start / COLUMNS % BUFFERS;
     const Chunk *tile = shared.column[buffer], *tile_values = shared.values[buffer];
     pairs.column = start;
@@ -589,54 +662,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // Nothing to do where the last query of the pairs stands before their first key.
     bool all_masked = CAUSAL && (KEYS ? pairs.row > start + COLUMNS - 1 + keys - queries
                                       : start > pairs.row + ROWS - 1 + keys - queries);
-    if (!all_masked) {
-      load_rows(own_rows, own, warp);
-      make_codes(own, own_rows, tile, pairs, (float)scale, (float)eps, warp);
-      ColumnCode column_code(own, lane);
-      float da_row[ROWS][HEAD_BLOCKS][4] = {}, da_column[COLUMNS][HEAD_BLOCKS][2] = {};
-#pragma unroll
-      for (int block = 0; block < OWN_D_BLOCKS; block++) {
-        int d = warp.member * OWN_D_BLOCKS + block;
-        __syncwarp();
-        // Loaded again, where registers are too few to keep it.
-        if (KEYS && block > 0) column_code = ColumnCode(own, lane);
-        mix_columns(patch, column_code, tile_values, d, lane);
-        __syncwarp();
-#pragma unroll
-        for (int x = 0; x < ROWS; x += 2) {
-          unsigned u[2][4];
-          if constexpr (SCORES) {
-            add_row_gradients(da_row, u, patch, own, x, d, lane);
-          } else {
-            Address first = address(patch + lane / 8 % 2 * PAIRS + slot(lane % 8 + lane / 16 * 8, 0));
-            load_transposed(u[0], at_row(first, x));
-            load_transposed(u[1], at_row(first, x + 1));
-          }
-#pragma unroll
-          for (int i = 0; i < 2 && VALUES; i++) {
-            unsigned row_code[HEAD_BLOCKS][2];
-            load_row_code(row_code, address(own.code + slot(lane % 16, 0)), x + i);
-            unsigned turned[4] = {u[i][0], u[i][1], u[i][2], u[i][3]};
-            if constexpr (SCORES) {
-              turned[0] = transpose(u[i][0]), turned[1] = transpose(u[i][2]);
-              turned[2] = transpose(u[i][1]), turned[3] = transpose(u[i][3]);
-            }
-            add_values(values[x + i][block], turned, row_code);
-          }
-        }
-        if constexpr (SCORES) {
-          __syncwarp();
-#pragma unroll
-          for (int y = 0; y < COLUMNS; y += 2) add_column_gradient(da_column, patch, tile_values, y, d, lane);
-        }
-      }
-      if constexpr (SCORES) {
-        make_score_gradients(own, da_row, da_column, (float)eps, warp);
-#pragma unroll
-        for (int h = 0; h < OWN_HEADS; h++) add_scores(scores[h], own, tile, warp.member * OWN_HEADS + h, lane);
-      }
+    if (all_masked) continue;
+    if constexpr (!KEEP) load_rows(own_rows, own.row, warp);
+    make_codes(own, own_rows, tile, pairs, (float)scale, (float)eps, warp);
+    mix_columns(own, tile_values, warp);
+    wait_for_team(warp);
+    use_rows(values, own, own_values, warp);
+    if constexpr (MODE == 3) {
+      wait_for_team(warp);
+      int first = start + warp.column();
+      number* to = score_sums + (size_t)(lane / 4 * queries + first) * padded_keys + lane % 4 * 2;
+      make_score_gradients(own, tile_values, (float)eps, warp, [&](int y, int block, const float (&ds)[2]) {
+        if (first + y < queries && pairs.row < keys && block * 8 + lane / 4 < HEADS)
+          *(unsigned*)(to + (size_t)(block * 8 * queries + y) * padded_keys) = pack(ds[0], ds[1]);
+      });
     }
-    __syncthreads();
+    if constexpr (SUMS) {
+      wait_for_team(warp);
+      float kept[HEAD_BLOCKS][2][OWN_COLUMNS];
+      make_score_gradients(own, tile_values, (float)eps, warp, [&](int y, int block, const float (&ds)[2]) {
+        kept[block][0][y] = ds[0], kept[block][1][y] = ds[1];
+      });
+#pragma unroll
+      for (int i = 0; i < HEAD_BLOCKS * 2; i++) {
+        int head = i / 2 * 8 + lane / 4, x = lane % 4 * 2 + i % 2;
+        uint2* to = (uint2*)(own.ds + head * HEAD_STEP + x * 2) + warp.column() / 4;
+        const float* d = kept[i / 2][i % 2];
+#pragma unroll
+        for (int y = 0; y < OWN_COLUMNS; y += 4) to[y / 4] = {pack(d[y], d[y + 1]), pack(d[y + 2], d[y + 3])};
+      }
+      wait_for_team(warp);
+#pragma unroll
+      for (int h = 0; h < OWN_HEADS; h++) add_scores(scores[h], own, tile, warp.member * OWN_HEADS + h, lane);
+    }
   }
 
   auto write = [&](number* out, int x, int h, int d, float sum) {
@@ -645,13 +703,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   };
   if constexpr (VALUES) {
 #pragma unroll
-    for (int i = 0; i < ROWS * OWN_D_BLOCKS * HEAD_BLOCKS * 4; i++) {
-      int e = i % 4, head_block = i / 4 % HEAD_BLOCKS, block = i / 4 / HEAD_BLOCKS % OWN_D_BLOCKS;
-      int x = i / 4 / HEAD_BLOCKS / OWN_D_BLOCKS, d = (warp.member * OWN_D_BLOCKS + block) * 16 + lane / 4 + e / 2 * 8;
-      write(value_sums, x, head_block * 8 + lane % 4 * 2 + e % 2, d, values[x][block][head_block][e]);
+    for (int i = 0; i < OWN_ROWS * D_BLOCKS * HEAD_BLOCKS * 4; i++) {
+      int e = i % 4, block = i / 4 % HEAD_BLOCKS, d = i / 4 / HEAD_BLOCKS % D_BLOCKS;
+      int x = i / 4 / HEAD_BLOCKS / D_BLOCKS;
+      write(value_sums, warp.row() + x, block * 8 + lane % 4 * 2 + e % 2, d * 16 + lane / 4 + e / 2 * 8,
+            values[x][d][block][e]);
     }
   }
-  if constexpr (SCORES) {
+  if constexpr (SUMS) {
 #pragma unroll
     for (int i = 0; i < OWN_HEADS * D_BLOCKS * 4; i++) {
       int e = i % 4, block = i / 4 % D_BLOCKS, h = i / 4 / D_BLOCKS;
@@ -660,3 +719,105 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
 }
+#else
+
+// Where chunk c of a row lies, of a matrix with COUNT chunks in a row: 8 rows do not share a bank.
+template <int COUNT>
+__device__ inline int in_row(int row, int c) { return row * COUNT + (COUNT < 8 ? c ^ row / 2 & 3 : c ^ row & 7); }
+
+// dq = ds k, or dk = ds^T q, for TILE_ROWS queries or keys of head h of sequence n, in the memory of all.
+template <bool OF_KEYS>
+__device__ inline void multiply_tiles(Shared& shared, const number* ds, const number* vectors, number* results,
+                                      int n, int h, int first_row, int queries, int keys, float scale) {
+  constexpr int CHUNKS_OF_DS = (OF_KEYS ? TILE_ROWS : TILE_COLUMNS) / 8;
+  int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, padded_keys = (keys + 7) / 8 * 8;
+  int rows = OF_KEYS ? keys : queries, columns = OF_KEYS ? queries : keys, begin = 0, end = columns;
+  if (CAUSAL && OF_KEYS) begin = max(0, first_row - (keys - queries)) / TILE_COLUMNS * TILE_COLUMNS;
+  if (CAUSAL && !OF_KEYS) end = min(keys, first_row + TILE_ROWS + keys - queries);
+  vectors += ((size_t)n * columns * HEADS + h) * SIZE;
+  results += ((size_t)n * rows * HEADS + h) * SIZE;
+  ds += (size_t)(n * HEADS + h) * queries * padded_keys;
+
+  auto copy_tiles = [&](int start) {
+    int buffer = start / TILE_COLUMNS % 2, thread = forget(threadIdx.x);
+    int first_query = OF_KEYS ? start : first_row, first_key = OF_KEYS ? first_row : start;
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS * TILE_COLUMNS / 8; i += THREADS) {
+      int row = (i + thread) / CHUNKS_OF_DS, c = thread % CHUNKS_OF_DS;
+      int query = first_query + row, key = first_key + c * 8;
+      // What MODE 3 has not written counts as 0: the queries of a tile of which none sees the first key.
+      bool written = !CAUSAL || key - (keys - queries) < query / COLUMNS * COLUMNS + COLUMNS;
+      bool exists = query < queries && key < keys && written;
+      const number* from = exists ? ds + (query * padded_keys + key) : ds;
+      copy(shared.ds[buffer] + in_row<CHUNKS_OF_DS>(row, c), from, exists);
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_COLUMNS * SIZE / 8; i += THREADS) {
+      int row = (i + thread) / (SIZE / 8), c = thread % (SIZE / 8);
+      bool exists = start + row < columns;
+      const number* from = exists ? vectors + ((start + row) * HEADS * SIZE + c * 8) : vectors;
+      copy(shared.vectors[buffer] + in_row<SIZE / 8>(row, c), from, exists);
+    }
+  };
+  copy_tiles(begin);
+  float sums[2][SIZE / 8][4] = {};
+  for (int start = begin; start < end; start += TILE_COLUMNS) {
+    wait_for_copies();
+    __syncthreads();
+    if (start + TILE_COLUMNS < end) copy_tiles(start + TILE_COLUMNS);
+    const Chunk* tile_ds = shared.ds[start / TILE_COLUMNS % 2];
+    const Chunk* tile_vectors = shared.vectors[start / TILE_COLUMNS % 2];
+    lane = forget(lane);
+#pragma unroll 2
+    for (int i = 0; i < TILE_COLUMNS; i += 16) {
+      unsigned a[2][4];
+#pragma unroll
+      for (int part = 0; part < 2; part++) {
+        int row = warp * 32 + part * 16;
+        if constexpr (OF_KEYS)
+          load_transposed(a[part], address(tile_ds + in_row<CHUNKS_OF_DS>(i + lane / 16 * 8 + lane % 8,
+                                                                          row / 8 + lane / 8 % 2)));
+        else
+          load(a[part], address(tile_ds + in_row<CHUNKS_OF_DS>(row + lane % 16, i / 8 + lane / 16)));
+      }
+#pragma unroll
+      for (int d = 0; d < SIZE / 8; d += 2) {
+        unsigned b[4];
+        load_transposed(b, address(tile_vectors + in_row<SIZE / 8>(i + lane % 16, d + lane / 16)));
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+          multiply(sums[part][d], a[part], {b[0], b[1]});
+          multiply(sums[part][d + 1], a[part], {b[2], b[3]});
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4 * SIZE / 8; i++) {
+    int row = first_row + warp * 32 + i % 4 * 8 + lane / 4, d = i / 4;
+    const float* sum = sums[i % 4 / 2][d] + i % 2 * 2;
+    unsigned* to = (unsigned*)(results + (size_t)row * HEADS * SIZE + d * 8) + lane % 4;
+    if (row < rows) *to = pack(sum[0] * scale, sum[1] * scale);
+  }
+}
+
+// blockIdx.x counts the tiles of a head first, so that what one has read of ds is near for the others.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    products(const number* ds, const number* q, const number* k, number* dq, number* dk, int queries, int keys,
+             double scale) {
+#ifdef __CUDA_ARCH__
+  extern __shared__ __align__(128) Chunk memory[];
+#else
+  alignas(128) static Chunk memory[sizeof(Shared) / sizeof(Chunk)];
+#endif
+  Shared& shared = *(Shared*)memory;
+  int query_tiles = (queries + TILE_ROWS - 1) / TILE_ROWS;
+  int tiles = query_tiles + (keys + TILE_ROWS - 1) / TILE_ROWS;
+  int n = blockIdx.x / tiles / HEADS, h = blockIdx.x / tiles % HEADS, tile = blockIdx.x % tiles;
+  if (tile < query_tiles)
+    multiply_tiles<false>(shared, ds, k, dq, n, h, tile * TILE_ROWS, queries, keys, (float)scale);
+  else
+    multiply_tiles<true>(shared, ds, q, dk, n, h, (tile - query_tiles) * TILE_ROWS, queries, keys,
+                         (float)scale);
+}
+#endif
