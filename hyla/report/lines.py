@@ -62,6 +62,9 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         drawn.legend = [_key(value, colours) for value in colours]
     if ceilings:
         drawn.legend.append(Key(CEILING, GREY, "dash"))
+    orders = [values_of(there, name) for name in (figure.facet, figure.colour, figure.x) if name]
+    names = [name for name in (figure.facet, figure.colour, figure.x) if name]
+    there.sort(key=lambda row: [o.index(row[n]) for n, o in zip(names, orders, strict=True)])
     drawn.numbers = _numbers(figure, there, axes)
     return drawn
 

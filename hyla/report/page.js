@@ -25,7 +25,6 @@
       font: { color: c.ink, size: 12, family: getComputedStyle(document.body).fontFamily },
       paper_bgcolor: c.panel, plot_bgcolor: c.panel, height: spec.height,
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-      hoverlabel: { align: "left", bgcolor: c.panel, bordercolor: c.soft, font: { color: c.ink, size: 12 } },
       ...structuredClone(spec.layout),
     };
     for (const key of Object.keys(layout)) {
@@ -40,10 +39,15 @@
   function draw(div) {
     const spec = specs[div.id];
     const hidden = hiddenKeys(div);
-    const data = inked(spec.data, colours().ink).map((trace) => ({ ...trace, visible: !hidden.has(trace.legendgroup) }));
+    const data = inked(spec.data, colours().ink).map((trace) => ({ ...trace, hoverinfo: "none", visible: !hidden.has(trace.legendgroup) }));
     const width = printing ? Math.min(div.clientWidth, 680) : undefined;
+    const first = !drawn.has(div);
     drawn.add(div);
-    return Plotly.react(div, data, themed(spec, width), { displaylogo: false, responsive: true, displayModeBar: false });
+    Plotly.react(div, data, themed(spec, width), { displaylogo: false, responsive: true, displayModeBar: false });
+    if (first) {
+      for (const name of ["plotly_hover", "plotly_click"]) div.on(name, tellPoint);
+      div.on("plotly_unhover", hush);
+    }
   }
 
   function hiddenKeys(div) {
@@ -103,13 +107,27 @@
   }
 
   const box = document.getElementById("about");
-  function tell(cell) {
-    box.textContent = cell.dataset.about;
+  function tell(text, place) {
+    box.textContent = text;
     box.hidden = false;
-    const place = cell.getBoundingClientRect();
+    box.style.left = "0"; // so that its width is its own
     const below = place.bottom + 6 + box.offsetHeight < innerHeight;
     box.style.top = (below ? place.bottom + 6 : Math.max(4, place.top - 6 - box.offsetHeight)) + "px";
     box.style.left = Math.max(4, Math.min(place.left, innerWidth - box.offsetWidth - 8)) + "px";
+  }
+
+  // Plots have their texts escaped for plotly, with <br> between lines; here they are plain text.
+  function tellPoint(event) {
+    const point = event.points[0];
+    let text = point.data.hovertext;
+    for (const i of [point.pointIndex ?? point.pointNumber].flat()) if (Array.isArray(text)) text = text[i];
+    if (typeof text !== "string" || !event.event) return;
+    text = text.replaceAll("<br>", "\n").replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
+    const x = event.event.clientX, y = event.event.clientY;
+    tell(text, { left: x + 12, top: y - 8, bottom: y + 8 });
+  }
+  function tellCell(cell) {
+    tell(cell.dataset.about, cell.getBoundingClientRect());
     cell.setAttribute("aria-describedby", "about");
   }
   function hush() {
@@ -117,7 +135,7 @@
     document.querySelectorAll("[aria-describedby=about]").forEach((cell) => cell.removeAttribute("aria-describedby"));
   }
   for (const [name, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
-    document.addEventListener(name, (event) => { const cell = event.target.closest("[data-about]"); if (cell) tell(cell); });
+    document.addEventListener(name, (event) => { const cell = event.target.closest("[data-about]"); if (cell) tellCell(cell); });
     document.addEventListener(end, (event) => { if (event.target.closest("[data-about]")) hush(); });
   }
   addEventListener("scroll", hush, { passive: true });

@@ -7,6 +7,7 @@ from hyla.report.drawn import Cell, Drawn, Grid, Key, Panel
 from hyla.report.text import escape
 
 SHOWN_SKIPS = 8
+SHORT = 28  # characters of a cell that stands on one line
 # Symbols of points in the legend, 10 wide.
 SHAPES = {
     "circle": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
@@ -59,17 +60,21 @@ def _numeric(column: int, grid: Grid) -> str:
 def _cell(cell: Cell | str, column: int, grid: Grid) -> str:
     if isinstance(cell, str):
         cell = Cell(cell)
+    classes = ["long"] if len(cell.text) > SHORT else []
     if column == 0:
-        return f'<th scope="row">{escape(cell.text)}</th>'
-    classes = ["number"] if column >= grid.texts else []
+        return f'<th scope="row"{_class(classes)}>{escape(cell.text)}</th>'
+    classes += ["number"] if column >= grid.texts else []
     mark = ""
     if cell.mark in MARKS:
         classes.append(cell.mark)
         words = f"{cell.mark} the paper's value"
         mark = f' <span class="mark" role="img" aria-label="{words}">{MARKS[cell.mark]}</span>'
     about = f' data-about="{escape(cell.about)}" tabindex="0"' if cell.about else ""
-    names = f' class="{" ".join(classes)}"' if classes else ""
-    return f"<td{names}{about}>{escape(cell.text)}{mark}</td>"
+    return f"<td{_class(classes)}{about}>{escape(cell.text)}{mark}</td>"
+
+
+def _class(names: Sequence[str]) -> str:
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 def command(text: str) -> str:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from hyla.experiments import rows as choosing
-from hyla.experiments.declare import Figure, Row
-from hyla.report import about
+from hyla.experiments.declare import Figure
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
 from hyla.report.found import DAMAGE, Found
+from hyla.report.origins import origins
 from hyla.report.parts import Plots, command, figure, folded, table
 from hyla.report.summary import BADGES, badge, verdict
-from hyla.report.text import at, escape, number, rounded, shown, spoken, with_error
+from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
@@ -44,7 +44,7 @@ def experiment_section(found: Found, plots: Plots) -> str:
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
         _how(found),
         *(_figures(found, plots) if found.rows else [_nothing(found)]),
-        _rows(found),
+        origins(found),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
@@ -116,40 +116,6 @@ def _place(found: Found, inside: str) -> str:
     experiment = found.experiment
     text = f"hyla reproduce {experiment.name} --scale {found.scale or experiment.scales[0]}"
     return f'<div class="empty">{inside}{command(text)}</div>'
-
-
-def _rows(found: Found) -> str:
-    """Where every number comes from: nothing is in hovers alone."""
-    if not found.rows:
-        return ""
-    axes = [axis for axis in found.experiment.axes if any(axis in row for row in found.rows)]
-    columns = {
-        "mean": lambda row: with_error(row.get("mean"), row.get("standard_error")),
-        "by seed": about.seeds,
-        "hyperparameters": lambda row: about.settings(row.get("hyperparameters")),
-        "chosen as in the paper": about.choice,
-        "models": lambda row: _known(row, "members"),
-        "instances": lambda row: _known(row, "instances"),
-        "precision": lambda row: _known(row, "precision"),
-        "search": lambda row: _known(row, "search"),
-        "device": lambda row: _known(row, "device"),
-        "seconds": lambda row: rounded(row.get("seconds")) if "seconds" in row else "",
-        "runs": about.runs,
-    }
-    body = [
-        [*(_known(row, axis) for axis in axes), *(column(row) for column in columns.values())]
-        for row in found.rows
-    ]
-    used = [i for i in range(len(axes) + len(columns)) if any(line[i] for line in body)]
-    head = [*map(spoken, axes), *columns]
-    grid = Grid([head[i] for i in used], [[line[i] for i in used] for line in body], len(head))
-    where = f"<p class='soft'>{escape(found.file)}</p>"
-    title = f"Where the numbers come from ({len(found.rows)} rows)"
-    return folded(title, where + table(grid, title))
-
-
-def _known(row: Row, name: str) -> str:
-    return shown(row[name]) if row.get(name) is not None else ""
 
 
 def runs_section(root: Path, states: Sequence[RunState]) -> str:

@@ -35,7 +35,7 @@ def plain(value: object) -> str:
 
 def hover(lines: Iterable[object]) -> str:
     """Lines for the hover of a figure."""
-    return "<br>".join(plain(part) for line in lines for part in _wrapped(str(line)))
+    return "<br>".join(map(plain, lines))
 
 
 def label(value: object, width: int = 22) -> str:
@@ -47,7 +47,7 @@ def label(value: object, width: int = 22) -> str:
     return "<br>".join(plain(part) for part in _wrapped(str(value), width))
 
 
-def _wrapped(text: str, width: int = 64) -> list[str]:
+def _wrapped(text: str, width: int) -> list[str]:
     lines, line = [], ""
     for word in text[:LONGEST].split():
         if line and len(line) + 1 + len(word) > width:
