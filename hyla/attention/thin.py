@@ -19,9 +19,11 @@ SOURCE = Path(__file__).with_name("thin.cu")
 KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
-# warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time.
+# warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. In
+# fp32 the forward wants fewer numbers in a thread.
 TUNING = {
     "forward": (32, 3, 4, 2, 4),
+    "forward_fp32": (16, 3, 4, 3, 4),
     "query_gradient": (16, 1, 4, 4, 4),
     "key_gradient": (16, 1, 4, 4, 4),
 }
@@ -49,7 +51,7 @@ class _Problem:
     ) -> None:
         queries, heads, size = self.q.shape[1:]
         keys, value_size = self.k.shape[1], self.v.shape[-1]
-        _, rows, warps, blocks, chunk = TUNING[name]
+        _, rows, warps, blocks, chunk = self._tuning(name)
         group = self._group(name)
         held, width = -(-heads // group), self.q.element_size()
         units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
@@ -73,9 +75,13 @@ class _Problem:
     def _group(self, name: str) -> int:
         """Over how many lanes the heads of a row are split, so that none holds too much."""
         heads, size, group = self.q.shape[2], max(self.q.shape[3], self.v.shape[3]), 1
-        while group < min(heads, LANES) and -(-heads // group) * size > TUNING[name][0]:
+        while group < min(heads, LANES) and -(-heads // group) * size > self._tuning(name)[0]:
             group *= 2
         return group
+
+    def _tuning(self, name: str) -> tuple[int, int, int, int, int]:
+        fp32 = name == "forward" and self.q.dtype == torch.float32
+        return TUNING["forward_fp32" if fp32 else name]
 
     def pointers(self) -> tuple[Tensor, ...]:
         # An absent tensor still needs a pointer; the kernel does not look at it.

@@ -5,7 +5,7 @@ Shapes: M members, B instances of a batch, P parameters of a member, S sums that
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -190,6 +190,12 @@ class Population:
         self.sums.zero_()
 
 
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all rehearsals and captures: cuBLAS keeps 32 MiB for every stream it has seen."""
+    return torch.cuda.Stream(device)
+
+
 class Replayed:
     """A function that changes tensors in place; on CUDA, once captured, a graph that repeats it."""
 
@@ -203,7 +209,7 @@ class Replayed:
             self.function()
             return
         with torch.cuda.device(self.device):
-            side = torch.cuda.Stream()
+            side = _side_stream(self.device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
@@ -217,7 +223,7 @@ class Replayed:
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
             # By default all captures of a process are on a stream of the first one's device.
-            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
+            with torch.cuda.graph(graph, pool=pool, stream=_side_stream(self.device)):
                 self.function()
             self.graph = graph
             return graph.pool()
