@@ -264,6 +264,15 @@ def test_markup_does_not_reach_the_labels_of_figures() -> None:
     assert seen > 1000
 
 
+@pytest.mark.usefixtures("small_library")
+def test_markup_in_pictures_and_half_characters(tmp_path: Path) -> None:
+    results, runs = write_results(tmp_path, hostile, ("ablation", "heads"))
+    output, figures = tmp_path / "page.html", tmp_path / "figures"
+    report(output, runs, results, figures)
+    assert "onerror=alert(1)" in output.read_text()
+    assert len(list(figures.iterdir())) == 2
+
+
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "report.html"
     output.write_text("old")

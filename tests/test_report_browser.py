@@ -48,7 +48,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     write(names.empty, folder / "no", folder / "nothing")
     names_ = ("ablation", "heads", "ambiguity", "codes-sraven")  # every kind of figure
     results, runs = write_results(folder / "hostile", hostile, names_)
-    (results / "fuzzy.json").write_text(f"[{HOSTILE}")
+    (results / "fuzzy.json").write_text(f"[{HOSTILE[:-1]}")
     run = runs / "</script><img src=x onerror=alert(1)>".replace("/", "_")
     run.mkdir(parents=True)
     (run / "config.json").write_text(f'{{"{HOSTILE[:9]}": 1}}')

@@ -18,9 +18,7 @@ RULES = (
     "constant", "progression +1", "progression +2", "progression -1", "progression -2",
     "addition", "subtraction", "distribute three",
 )  # fmt: skip
-HOSTILE = (
-    """</script><img src=x onerror=alert(1)><b>bold</b><a href="https://example.org">"'&amp;"""
-)
+HOSTILE = """</script><img src=x onerror=alert(1)><b>bold</b><a href="https://example.org">"'&amp;$x$\ud800"""
 
 
 def spread(rng: random.Random, mean: float, width: float = 2.0, seeds: int = 3) -> Row:

@@ -31,5 +31,5 @@ def write(output: Path, results: Path = RESULTS, runs: Path = RUNS) -> list[Foun
     found = load(results, runs)
     text = whole_page(found, runs)
     with new_file(output, overwrite=True) as handle:
-        handle.write(text.encode())
+        handle.write(text.encode(errors="replace"))  # JSON may hold halves of characters
     return found

@@ -6,6 +6,7 @@ from typing import Any
 
 from hyla.experiments.declare import Figure, Row
 from hyla.experiments.results import is_at
+from hyla.report.colours import NUMBERS
 from hyla.report.text import label, number, places, plain, shown, spoken
 
 Trace = dict[str, Any]
@@ -111,9 +112,11 @@ def measure(row: Row, name: str) -> dict[str, Any]:
 
 
 def values_of(rows: Iterable[Row], axis: str) -> list[Any]:
-    """The values of an axis: numbers in order, texts as they come."""
+    """The values of an axis: numbers, kinds and rules in order, other texts as they come."""
     found = list(dict.fromkeys(row[axis] for row in rows)) if axis else []
-    return sorted(found) if all(number(value) is not None for value in found) else found
+    if all(number(value) is not None for value in found):
+        return sorted(found)
+    return sorted(found, key=lambda v: NUMBERS[v]) if all(v in NUMBERS for v in found) else found
 
 
 def panels_of(rows: Sequence[Row], facet: str) -> Iterator[tuple[str, list[Row]]]:

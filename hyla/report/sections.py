@@ -11,7 +11,7 @@ from hyla.report.figures import draw
 from hyla.report.found import DAMAGE, Found
 from hyla.report.origins import origins
 from hyla.report.parts import Plots, command, figure, folded, table
-from hyla.report.summary import BADGES, badge, verdict
+from hyla.report.summary import NAMES, badge, verdict
 from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
@@ -37,8 +37,8 @@ def experiment_section(found: Found, plots: Plots) -> str:
     parts = [
         f'<section id="{name}" aria-labelledby="{name}-title">',
         f'<h3 id="{name}-title">{escape(experiment.title)}</h3>',
-        f'<p class="soft">{escape(_capital(experiment.where))} of the paper, '
-        f"<code>{name}</code> {badge(found.scale)}</p>",
+        f'<p class="soft">In the paper: {escape(experiment.where)}. Name: <code>{name}</code> '
+        f"{badge(found.scale)}</p>",
         f"<p>{escape(experiment.note)}</p>" if experiment.note else "",
         _claims(found),
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
@@ -48,10 +48,6 @@ def experiment_section(found: Found, plots: Plots) -> str:
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _claims(found: Found) -> str:
@@ -75,7 +71,7 @@ def _how(found: Found) -> str:
     parts += map(command, made)
     whole = found.experiment.scales[0]
     if found.scale != whole:
-        parts.append(f"<p>At {BADGES[whole].partition(':')[0]}:</p>")
+        parts.append(f"<p>At {NAMES[whole]}:</p>")
         parts.append(command(f"hyla reproduce {name} --scale {whole}"))
     return "".join(parts)
 

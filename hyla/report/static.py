@@ -141,4 +141,5 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
 
 def _text(text: str) -> str:
     """A text of a plotly figure for matplotlib, which reads dollars as mathematics."""
-    return html.unescape(text.replace("<br>", "\n")).replace("$", r"\$")
+    text = html.unescape(text.replace("<br>", "\n")).replace("$", r"\$")
+    return text.encode(errors="replace").decode()

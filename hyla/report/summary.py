@@ -18,6 +18,12 @@ LOOKS = {
     NOT_REPRODUCED: ("bad", "✗"),
     NOT_MEASURED.outcome: ("none", "·"),
 }
+NAMES = {
+    "paper": "the paper's scale",
+    "small": "small scale",
+    "demo": "the scale of the demonstration",
+    "smoke": "smoke scale",
+}
 BADGES = {
     "paper": "the paper's scale",
     "small": "small scale: not comparable with the paper's numbers",
@@ -72,7 +78,7 @@ def in_words(found: Sequence[Found]) -> list[str]:
         if scale == "smoke":
             lines.append(f"{total} claims have smoke results only, which say nothing about them.")
         else:
-            lines.append(f"At {BADGES[scale].partition(':')[0]}: {parts} (of {total} judged).")
+            lines.append(f"At {NAMES[scale]}: {parts} (of {total} judged).")
     return lines or ["There are no claims to judge."]
 
 
@@ -124,7 +130,7 @@ def _facts(found: Sequence[Found]) -> str:
     scales = Counter(one.scale for one in found if one.scale)
     facts = {
         "scale": "; ".join(
-            f"{scales[scale]} of {len(found)} experiments at {BADGES[scale].partition(':')[0]}"
+            f"{scales[scale]} of {len(found)} experiments at {NAMES[scale]}"
             for scale in SCALES
             if scales[scale]
         ),
