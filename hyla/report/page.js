@@ -40,10 +40,11 @@
     const spec = specs[div.id];
     const hidden = hiddenKeys(div);
     const data = inked(spec.data, colours().ink).map((trace) => ({ ...trace, hoverinfo: "none", visible: !hidden.has(trace.legendgroup) }));
-    const width = printing ? Math.min(div.clientWidth, 680) : undefined;
+    // On A4 and Letter; the screen's width is still in force when plots are drawn for paper.
+    const width = printing ? (div.parentElement.classList.contains("wide") ? 680 : 335) : undefined;
     const first = !drawn.has(div);
     drawn.add(div);
-    Plotly.react(div, data, themed(spec, width), { displaylogo: false, responsive: true, displayModeBar: false });
+    Plotly.react(div, data, themed(spec, width), { responsive: true, displayModeBar: false, typesetMath: false });
     if (first) {
       for (const name of ["plotly_hover", "plotly_click"]) div.on(name, tellPoint);
       div.on("plotly_unhover", hush);
