@@ -213,6 +213,7 @@ def test_differences_are_counted_in_standard_errors() -> None:
     assert (gap, errors) == (10.0, 2.0)
     assert difference(row(10.0, None), row(0.0, 4.0)) == (10.0, 0.0)
     assert difference(row(1.0, 0.0), row(0.0, 0.0))[1] == math.inf
+    assert difference(row(0.0, 0.0), row(0.0, 0.0)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_population_too_large_for_the_memory_is_split(tmp_path: Path) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     log = (tmp_path / "split" / "log.jsonl").read_text()
-    assert '"populations": [3, 3]' in log, log
+    assert '"populations": [3, 3]' in log or '"populations": [2, 2, 2]' in log, log
     for given, expected in zip(split["members"], whole["members"], strict=True):
         assert given["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 

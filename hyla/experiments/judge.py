@@ -38,7 +38,9 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
     if None in errors:
         return gap, 0.0
     spread = math.hypot(*errors)
-    return gap, gap / spread if spread else math.copysign(math.inf, gap)
+    if spread == 0:
+        return gap, math.copysign(math.inf, gap) if gap else 0.0
+    return gap, gap / spread
 
 
 def outcome(holds: Sequence[bool], tends: Sequence[bool]) -> str:
@@ -72,8 +74,10 @@ def grows(axis: str, groups: Sequence[Axes]) -> Callable[[Sequence[Row]], Verdic
             line = [row for row in rows if is_at(row, group) and row.get("mean") is not None]
             line.sort(key=lambda row: row[axis])
             if len(line) > 1:
-                label = " ".join(map(str, group.values()))
-                ends = f"{label}, {axis} {line[-1][axis]:,} against {line[0][axis]:,}"
+                label = ", ".join(
+                    str(v) if k == "attention" else f"{k} {v}" for k, v in group.items()
+                )
+                ends = f"{label}: {axis} {line[-1][axis]:,} against {line[0][axis]:,}"
                 pairs.append((line[-1], line[0], ends))
         return all_above(pairs)
 
