@@ -67,8 +67,9 @@ def test_planted_terms_are_decoded_one_by_one() -> None:
     assert found.measured.f1[1].min() > 0.98
     assert found.measured.accuracy[1] > 0.99
     assert found.control is not None
-    # A classifier that knows nothing says no: 5 of 7 terms are not among the two.
-    assert max(found.measured.macro_f1[0], *found.control.macro_f1) < 0.1
+    # A classifier that knows nothing guesses: F1 is p / (p + 1/2), for 2 of 7 terms.
+    guessed = [found.measured.macro_f1[0], *found.control.macro_f1]
+    assert guessed == pytest.approx([4 / 11] * 3, abs=0.03)
     assert found.majority_accuracy == pytest.approx(5 / 7)
 
 
@@ -81,7 +82,9 @@ def test_scores_are_those_of_scikit_learn() -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=10_000))
+    pipeline = make_pipeline(
+        StandardScaler(), LogisticRegression(max_iter=10_000, class_weight="balanced")
+    )
     rules = test.labels["rule"]
     predictions = pipeline.fit(train.layer(1), train.labels["rule"]).predict(test.layer(1))
     expected = f1_score(rules, predictions, average=None, labels=range(CLASSES))
@@ -127,14 +130,15 @@ def test_renaming_the_classes_renames_the_scores() -> None:
     np.testing.assert_allclose(found.measured.f1[:, new], expected, atol=0.02)
 
 
-def test_constant_codes_are_decoded_at_the_level_of_the_majority() -> None:
+def test_constant_codes_are_all_decoded_as_the_same() -> None:
     train, test = planted(100, seed=0), planted(83, seed=1)
     for value, rounding in ((0.0, 0.0), (1 / 7, 0.0), (1 / 7, 2e-8)):
         for codes in (train, test):  # the last bit tells the rule, but is not to be believed
             codes.codes[0] = value + rounding * np.eye(HEADS)[codes.labels["rule"]]
         assert (np.ptp(train.layer(0)) > 0) == (rounding > 0)
         found = decode(train, test, "rule", shuffles=0)
-        assert found.measured.accuracy[0] == found.majority_accuracy
+        shares = np.bincount(test.labels["rule"]) / test.instances
+        assert found.measured.accuracy[0] in shares
         assert found.measured.accuracy[1] == 1
 
 

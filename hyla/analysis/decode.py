@@ -55,6 +55,7 @@ def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: i
     A label with one value an instance, such as `rule`, gets a multinomial classifier; one with
     several, such as `terms`, gets a classifier for each term: is it among them? Codes are
     standardised with the mean and deviation of `train`; the L2 penalty is 1 (scikit-learn's C).
+    Classes weigh the same however frequent they are: else what is rare would never be named.
 
     A class that is missing from `train` or `test` (or that all of `train` has) has no F1. Its
     instances still count: naming them otherwise is wrong.
@@ -143,7 +144,7 @@ def _standardised(train_IH: Array, test_IH: Array) -> tuple[Array, Array]:
 def _fit_predict(x_IH: Array, classes_I: Array, test_IH: Array) -> Array:
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
-    classifier = LogisticRegression(max_iter=10_000)
+    classifier = LogisticRegression(max_iter=10_000, class_weight="balanced")
     return np.asarray(classifier.fit(x_IH, classes_I).predict(test_IH))
 
 

@@ -1,7 +1,9 @@
 """Latent codes of trained models: maps, decoding, mean codes and how alike they are.
 
 Rows say by `what` they are: "decoding" (mean: F1 in percent over seeds, with the shuffled control
-among the measures), "map" (t-SNE of the first seed), "mean codes", "similarity", "samples".
+among the measures), "map" (t-SNE of the first seed), "mean codes", "similarity", "samples". Terms
+of fuzzy logic are decoded twice, with the inputs of the context `fixed`, as the paper collects
+codes, and with the query fixed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +42,12 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     is_sraven = isinstance(runs[0].config.task, SravenConfig)
     label = "rule" if is_sraven else "terms"
     settings = {"hyperparameters": hyperparameters(chosen[0])}
-    rows = [*_decoding(chosen, label, scale), *_maps(chosen[0], is_sraven, MAPPED[scale])]
+    rows = [
+        row
+        for fixed in ((None,) if is_sraven else ("context", "query"))
+        for row in _decoding(chosen, label, scale, fixed)
+    ]
+    rows += _maps(chosen[0], is_sraven, MAPPED[scale])
     if is_sraven:
         rows += _rules(chosen, DECODED[scale])
     return [{**point.axes, **row, **settings} for row in rows]
@@ -52,10 +59,12 @@ def mapped(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     return [{**point.axes, **row} for row in _maps(chosen[0], True, MAPPED[scale])]
 
 
-def _decoding(members: Sequence[Trained], label: str, scale: str) -> Iterator[Row]:
+def _decoding(
+    members: Sequence[Trained], label: str, scale: str, fixed: str | None
+) -> Iterator[Row]:
     """Fitted to tasks of training, measured on held-out ones, in every layer."""
     found = [
-        decode(*_both_splits(member, DECODED[scale]), label, shuffles=SHUFFLES[scale])
+        decode(*_both_splits(member, DECODED[scale], fixed), label, shuffles=SHUFFLES[scale])
         for member in members
     ]
     names = {"rule": "{}", "terms": "term {}"}[label]
@@ -63,7 +72,7 @@ def _decoding(members: Sequence[Trained], label: str, scale: str) -> Iterator[Ro
 
         def row(name: str, f1: list[float], control: list[float], layer: int = layer) -> Row:
             measures = {F1: _percent(f1), CONTROL: _percent(control)}
-            place = {"what": "decoding", "layer": layer + 1, "label": name}
+            place = {"what": "decoding", "fixed": fixed or "", "layer": layer + 1, "label": name}
             return {**place, **measures[F1], "measures": measures}
 
         controls = [one.control for one in found]
@@ -84,8 +93,11 @@ def _decoding(members: Sequence[Trained], label: str, scale: str) -> Iterator[Ro
             )
 
 
-def _both_splits(member: Trained, instances: int) -> tuple[Codes, Codes]:
-    return _codes(member, "train", instances), _codes(member, "held_out", instances)
+def _both_splits(member: Trained, instances: int, fixed: str | None) -> tuple[Codes, Codes]:
+    train, held_out = (
+        _codes(member, split, instances, fixed=fixed) for split in ("train", "held_out")
+    )
+    return train, held_out
 
 
 def _of(f1: Any, names: tuple[str, ...], layer: int, name: str) -> float:
@@ -139,20 +151,16 @@ def _rules(members: Sequence[Trained], instances: int) -> Iterator[Row]:
 def decodable(rows: Sequence[Row]) -> Verdict:
     """Macro F1 of the last layer against its shuffled control, for each kind of attention."""
     gaps, evidence = [], []
-    for attention in dict.fromkeys(row["attention"] for row in rows):
-        found = [
-            row
-            for row in rows
-            if (row["attention"], row["what"], row.get("label")) == (attention, "decoding", "all")
-            and row.get("mean") is not None
-        ]
-        if not found:
-            continue
+    overall = [row for row in rows if (row["what"], row.get("label")) == ("decoding", "all")]
+    overall = [row for row in overall if row.get("mean") is not None]
+    for attention, fixed in dict.fromkeys((row["attention"], row["fixed"]) for row in overall):
+        found = [row for row in overall if (row["attention"], row["fixed"]) == (attention, fixed)]
         last = max(found, key=lambda row: row["layer"])
         # The control as a row of its own, under the same name.
         control = {"measures": {F1: last["measures"][CONTROL]}}
         gaps.append(difference(last, control, F1))
-        evidence.append(f"{attention} {shown(last, F1)} (shuffled {shown(control, F1)})")
+        name = f"{attention}, {fixed} fixed:" if fixed else attention
+        evidence.append(f"{name} {shown(last, F1)} (shuffled {shown(control, F1)})")
     if not gaps:
         return NOT_MEASURED
     holds, tends = [errors > ERRORS for _, errors in gaps], [gap > 0 for gap, _ in gaps]
@@ -181,13 +189,21 @@ def maps_of(colours: Sequence[str]) -> list[Figure]:
     ]
 
 
-def decoding_figure(title: str) -> Figure:
+def decoding_figure(title: str, fixed: str = "") -> Figure:
     """F1 of each class and layer, beside its control."""
-    where = {"what": "decoding"}
+    where = {"what": "decoding", "fixed": fixed}
     return Figure("bars", title, "label", F1, "attention", "layer", where=where)
 
 
-AXES = ("attention", "what", "layer", "label")
+def term_figures() -> list[Figure]:
+    """Decoding of terms, both ways, and maps."""
+    ways = {"context": "inputs of the context fixed, query varied", "query": "query fixed"}
+    title = "F1 of decoding terms, fitted to functions of training, on held-out ones; "
+    found = [decoding_figure(title + text, fixed) for fixed, text in ways.items()]
+    return [*found, *maps_of(("target", "function", "term 1", "term 2"))]
+
+
+AXES = ("attention", "what", "fixed", "layer", "label")
 CODES_FUZZY = Experiment(
     name="codes-fuzzy",
     title="Fuzzy logic: latent codes",
@@ -198,10 +214,7 @@ CODES_FUZZY = Experiment(
     ],
     make=analysed,
     axes=AXES,
-    figures=(
-        decoding_figure("F1 of decoding terms: fitted to functions of training, held-out ones"),
-        *maps_of(("target", "function", "term 1", "term 2")),
-    ),
+    figures=tuple(term_figures()),
     claims=(Claim("Latent codes decode the terms of held-out functions", decodable),),
 )
 CODES_SRAVEN = Experiment(
@@ -218,7 +231,7 @@ CODES_SRAVEN = Experiment(
     make=analysed,
     axes=AXES,
     figures=(
-        decoding_figure("F1 of decoding rules: fitted to combinations of training, held-out ones"),
+        decoding_figure("F1 of decoding rules, fitted to tasks of training, on held-out ones"),
         *maps_of(("rule", "target")),
         *(
             Figure("matrix", title, facet="attention", where={"what": what})

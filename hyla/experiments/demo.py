@@ -9,7 +9,7 @@ slowly than softmax attention. The learning rate was the best of the three for e
 
 from collections.abc import Sequence
 
-from hyla.experiments.codes import AXES, analysed, decodable, decoding_figure, maps_of
+from hyla.experiments.codes import AXES, analysed, decodable, term_figures
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
@@ -86,10 +86,7 @@ DEMO_CODES = Experiment(
     points=points,
     make=analysed,
     axes=AXES,
-    figures=(
-        decoding_figure("F1 of decoding terms: fitted to functions of training, held-out ones"),
-        *maps_of(("target", "function", "term 1", "term 2")),
-    ),
+    figures=tuple(term_figures()),
     claims=(Claim("Latent codes decode the terms of held-out functions (reduced)", decodable),),
     scales=("demo", "smoke"),
 )
