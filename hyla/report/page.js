@@ -66,6 +66,13 @@
     }
   }, { rootMargin: "800px" });
   plots.forEach((div) => near.observe(div));
+  // The rest while nothing else is to be done: who copies the whole page finds all of it.
+  const idle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
+  function drawRest() {
+    const next = plots.find((div) => !drawn.has(div));
+    if (next) { draw(next); idle(drawRest); }
+  }
+  addEventListener("load", () => idle(drawRest));
 
   function redraw() { for (const div of drawn) draw(div); }
 
