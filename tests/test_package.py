@@ -1,6 +1,7 @@
 """The package as a whole: what importing it costs, which way imports go, what the README says."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -83,8 +84,22 @@ def test_the_readme_commands_run(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         "instance.png",
         "instances.parquet",
+        "report.html",
         "runs",
     }
+
+
+def test_the_readme_shows_the_results() -> None:
+    rows = json.loads((ROOT / "results" / "ablation.json").read_text())
+    shown = {
+        title: cells
+        for title, *cells in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", README, re.M)
+    }
+    assert rows
+    for row in rows:
+        ours = f"{row['mean']:.1f} ± {row['standard_error']:.1f}"
+        theirs = f"{row['paper_mean']:.1f} ± {row['paper_standard_error']:.1f}"
+        assert shown[row["row"]] == [ours, theirs]
 
 
 def test_the_readme_lists_every_kind_and_make_target() -> None:

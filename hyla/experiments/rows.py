@@ -7,6 +7,7 @@ reports the best of its grid; that choice stands beside ours as `paper_choice`.
 
 import json
 import math
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import torch
+
+import hyla
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
@@ -184,6 +188,13 @@ def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
         "seconds": round(sum(run.summary["seconds"] for run in runs), 1),
         "runs": [run.path.name for run in runs],
     }
+
+
+def untrained(seconds: float) -> dict[str, Any]:
+    """Where a row comes from that needs no training."""
+    versions = {"hyla": hyla.__version__, "torch": torch.__version__}
+    versions["python"] = platform.python_version()
+    return {"device": platform.machine(), "versions": versions, "seconds": round(seconds, 1)}
 
 
 @cache

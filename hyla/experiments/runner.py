@@ -10,7 +10,7 @@ from pathlib import Path
 from hyla.errors import unknown_name
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
-from hyla.experiments.rows import FinishedRun, choose, members_of, provenance
+from hyla.experiments.rows import FinishedRun, choose, members_of, provenance, untrained
 from hyla.experiments.scales import points_at, settings
 from hyla.files import lock
 from hyla.train.config import Member, RunConfig
@@ -23,6 +23,9 @@ SEARCHES = {
     "first-seed": "every setting on the first seed, the other seeds at the best of them",
 }
 ENDED = ("finished", "diverged")
+# Instances a second with bf16 or tf32, of so many layers and tokens; seconds of compilation.
+H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.5e6, 4, 36)}
+COMPILATION = 60.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Options:
         """The command that makes the results of an experiment."""
         words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
         words += [f"--search {self.search}"] if self.search != "full" else []
-        return " ".join([*words, f"--precision {self.precision}"])
+        words += [f"--precision {self.precision}"] if self.precision != "fp32" else []
+        return " ".join(words)
 
 
 def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
@@ -123,11 +127,11 @@ def run_experiment(
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
         say(f"{experiment.name} {number}/{len(points)}: {place}")
         runs = trained(point, options, watcher)
+        start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
-        origin = {"scale": options.scale, "search": options.search}
-        origin |= provenance(runs) if runs else {}
-        origin |= {"command": options.command(experiment)}
-        made = [row | origin for row in made]
+        origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
+        origin |= {"scale": options.scale, "search": options.search}
+        made = [row | origin | {"command": options.command(experiment)} for row in made]
         with _alone(options.runs / options.scale):
             write_rows(file, experiment, made)
         rows += made
@@ -166,8 +170,8 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
 class Status:
     """How far an experiment has come at a scale.
 
-    measured: points with rows. begun: points without, with a run folder. cost: instances that are
-    still to be trained on, over all members (at most: with a full search).
+    measured: points with rows. begun: points without, with a run folder. members, instances, hours:
+    of all points together, from the beginning; the hours are a rough estimate for one H200.
     """
 
     points: int
@@ -175,7 +179,20 @@ class Status:
     begun: int
     members: int
     instances: int
+    hours: float
     problem: str = ""
+
+
+def h200_seconds(config: RunConfig, search: str) -> float:
+    """A rough estimate, from the rates of the paper's smallest models in populations of 12."""
+    rate, layers, tokens = H200[config.task_name]
+    size = config.model.layers / layers * (config.model.width / 128) ** 2 * config.tokens / tokens
+    found = populations(config, search)
+    members = sum(len(part.members) for part in found)
+    if search == "first-seed":
+        members += len({member.seed for member in config.members}) - 1
+    instances = members * config.steps * config.batch
+    return instances * size / rate + COMPILATION * len(found)
 
 
 def status(experiment: Experiment, options: Options) -> Status:
@@ -201,6 +218,7 @@ def status(experiment: Experiment, options: Options) -> Status:
         begun,
         sum(len(config.members) for config in configs),
         sum(len(config.members) * config.steps * config.batch for config in configs),
+        sum(h200_seconds(config, options.search) for config in configs) / 3600,
         problem,
     )
 
