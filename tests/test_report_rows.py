@@ -127,10 +127,12 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
         )  # fmt: skip
         if name == "codes-depth":
             continue
-        for label in ["all", *labels]:
-            f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
-            measures = {"F1": f1, "F1, labels shuffled": control}
-            rows.append({**place, "what": "decoding", "label": label, **f1, "measures": measures})
+        for fixed in ("context", "query") if layers == 2 else ("",):
+            for label in ["all", *labels]:
+                f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
+                measures = {"F1": f1, "F1, labels shuffled": control}
+                what = {"what": "decoding", "fixed": fixed, "label": label}
+                rows.append({**place, **what, **f1, "measures": measures})
     if name == "codes-sraven":
         rows += matrices({**point.axes, "layer": layers, "label": "", **origin}, rng)
     return rows
