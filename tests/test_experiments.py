@@ -1,6 +1,7 @@
 """The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import tiny_run
 
-from hyla.experiments import EXPERIMENTS
+from hyla.experiments import EXPERIMENTS, codes
 from hyla.experiments.ablation import ABLATION, ROWS, title
 from hyla.experiments.declare import HELD_OUT, Point
 from hyla.experiments.judge import all_above, difference
@@ -236,3 +237,28 @@ def test_a_comparison_that_is_missing_is_not_reproduced() -> None:
     assert verdict.outcome == "in part"
     assert "1 of 2 comparisons not measured" in verdict.evidence
     assert all_above([(None, None, "")]).outcome == "not measured"
+
+
+def test_kept_models_are_analysed_again_without_their_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in (codes.DECODED, codes.MAPPED, codes.SHUFFLES):
+        monkeypatch.setitem(table, "paper", table["smoke"])
+    tiny = points_at(EXPERIMENTS["codes-fuzzy"], "smoke")[2]
+    assert tiny.config is not None
+    # Two warm-ups make two runs, of which one has the chosen members.
+    members = [replace(m, warmup=w) for w in (1, 2) for m in tiny.config.members]
+    config = replace(tiny.config, members=tuple(members), splits=("train", "held_out"))
+    experiment = replace(EXPERIMENTS["codes-fuzzy"], points=lambda: [Point(tiny.axes, config)])
+    options = Options(runs=tmp_path / "runs", results=tmp_path / "results")
+    rows = run_experiment(experiment, options)
+    (folder,) = (tmp_path / "results" / "models").iterdir()
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 100_000
+    shutil.rmtree(tmp_path / "runs")
+    again = run_experiment(experiment, options)
+    assert not list((tmp_path / "runs").rglob("config.json"))
+    origin = ("members", "runs", "seconds")
+    assert [{k: v for k, v in row.items() if k not in origin} for row in again] == [
+        {k: v for k, v in row.items() if k not in origin} for row in rows
+    ]
+    assert again[0]["members"] == 4  # those of the run that is kept

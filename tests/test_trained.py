@@ -1,5 +1,6 @@
 """The models of a run folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from helpers import tiny_run
 from hyla import member
 from hyla.train import load_run, train
 from hyla.train.population import FIRST_EVALUATION_INSTANCE, Population
+from hyla.train.trained import keep_members
 
 
 def test_the_loaded_models_are_those_that_were_measured(tmp_path: Path) -> None:
@@ -51,3 +53,18 @@ def test_an_older_checkpoint_is_loaded_on_request_only(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
     with pytest.raises(ValueError, match="step-000000007"):
         load_run(tmp_path)
+
+
+def test_members_that_are_kept_are_the_same_and_finished(tmp_path: Path) -> None:
+    config = tiny_run("sraven")
+    whole = train(config, tmp_path / "run", device="cpu", compiled=False)
+    keep_members(tmp_path / "run", [2, 0], tmp_path / "kept")
+    kept_config, kept = load_run(tmp_path / "kept")
+    assert kept_config == replace(config, members=(config.members[2], config.members[0]))
+    _, population = load_run(tmp_path / "run")
+    for name, parameter in kept.named_parameters():
+        assert parameter.equal(dict(population.named_parameters())[name][[2, 0]])
+    summary = train(kept_config, tmp_path / "kept", device="cpu", compiled=False)
+    assert summary["state"] == "finished"
+    assert summary["members"][0]["evaluation"] == whole["members"][2]["evaluation"]
+    assert summary["members_trained"] == 3

@@ -214,6 +214,7 @@ CODES_FUZZY = Experiment(
     ],
     make=analysed,
     axes=AXES,
+    keep=True,
     figures=tuple(term_figures()),
     claims=(Claim("Latent codes decode the terms of held-out functions", decodable),),
 )
@@ -230,6 +231,7 @@ CODES_SRAVEN = Experiment(
     ],
     make=analysed,
     axes=AXES,
+    keep=True,
     figures=(
         decoding_figure("F1 of decoding rules, fitted to tasks of training, on held-out ones"),
         *maps_of(("rule", "target")),
@@ -261,5 +263,6 @@ CODES_DEPTH = Experiment(
     ],
     make=mapped,
     axes=AXES,
+    keep=True,
     figures=tuple(maps_of(("rule", "target"))),
 )

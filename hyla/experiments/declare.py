@@ -11,6 +11,7 @@ Row = dict[str, Any]  # a result: its axes, mean, standard_error, per_seed, and 
 
 # Names of measures, as in the results and on the axes of figures.
 HELD_OUT, IN_DISTRIBUTION, UNKNOWN = "held out", "in distribution", "unknown terms"
+PER_FEATURE = "held out, per feature"
 TRAINING_LOSS = "training loss"
 
 
@@ -83,6 +84,7 @@ class Experiment:
     make: rows from a point, its finished runs and the scale (`measured`, or an analysis).
     axes: those that tell the rows apart; a new row replaces the old one with the same.
     scales: those at which it can be run, the one it is meant for first.
+    keep: whether the models that are chosen are kept beside the results, to be analysed again.
     smoke: of each axis named here, the values that are enough to see that everything works.
     where: what in the paper it stands for.
     """
@@ -96,5 +98,6 @@ class Experiment:
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
     scales: tuple[str, ...] = ("paper", "small", "smoke")
+    keep: bool = False
     smoke: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     note: str = ""

@@ -16,6 +16,7 @@ from hyla.files import lock
 from hyla.train.config import Member, RunConfig
 from hyla.train.loop import train
 from hyla.train.runs import folder_name, read_config, read_state
+from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
 
 SEARCHES = {
@@ -23,6 +24,7 @@ SEARCHES = {
     "first-seed": "every setting on the first seed, the other seeds at the best of them",
 }
 ENDED = ("finished", "diverged")
+MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with bf16 or tf32, of so many layers and tokens; seconds of compilation.
 H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.5e6, 4, 36)}
 COMPILATION = 60.0
@@ -103,14 +105,13 @@ def other_seeds(config: RunConfig, runs: Sequence[FinishedRun]) -> RunConfig | N
     return replace(config, members=tuple(members)) if members else None
 
 
-def finished(path: Path, config: RunConfig) -> FinishedRun | None:
+def finished(path: Path) -> FinishedRun | None:
     """A run as it is in its folder, if it has come to its end."""
     state = read_state(path)
     if state.state not in ENDED or state.summary is None:
         return None
-    if state.summary["step"] != config.steps and state.state == "finished":
-        return None
-    return FinishedRun(path, config, state.summary, read_config(path)[1])
+    config, environment = read_config(path)
+    return FinishedRun(path, RunConfig.from_dict(config), state.summary, environment)
 
 
 def run_experiment(
@@ -126,7 +127,7 @@ def run_experiment(
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
         say(f"{experiment.name} {number}/{len(points)}: {place}")
-        runs = trained(point, options, watcher)
+        runs = (kept(point, options) if experiment.keep else []) or trained(point, options, watcher)
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
@@ -134,6 +135,8 @@ def run_experiment(
         made = [row | origin | {"command": options.command(experiment)} for row in made]
         with _alone(options.runs / options.scale):
             write_rows(file, experiment, made)
+            if experiment.keep and options.scale == "paper":
+                keep(runs, options)
         rows += made
     return rows
 
@@ -145,7 +148,7 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
 
     def run(config: RunConfig) -> FinishedRun:
         path = options.runs / options.scale / folder_name(config)
-        found = finished(path, config)
+        found = finished(path)
         if found is None:
             watching = watcher()
             try:
@@ -155,7 +158,7 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
                 )  # fmt: skip
             finally:
                 watching.close()
-            found = finished(path, config)
+            found = finished(path)
             assert found is not None
         return found
 
@@ -164,6 +167,35 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
         rest = other_seeds(point.config, runs)
         runs += [run(rest)] if rest is not None else []
     return runs
+
+
+def keep(runs: Sequence[FinishedRun], options: Options) -> None:
+    """Keeps the chosen members beside the results."""
+    chosen = choose(members_of(runs))
+    for run in runs:
+        members = [member.number for member in chosen if member.run is run]
+        target = options.results / MODELS / run.path.name
+        if members and not target.exists():
+            keep_members(run.path, members, target)
+
+
+def kept(point: Point, options: Options) -> list[FinishedRun]:
+    """What was kept of the runs of a point whose folders are not all there."""
+    if point.config is None or options.scale != "paper":
+        return []
+    parts = populations(point.config, options.search)
+    if all((options.runs / options.scale / folder_name(part)).exists() for part in parts):
+        return []
+    folder = options.results / MODELS
+    runs = [run for part in parts if (run := _kept(folder / folder_name(part)))]
+    if runs and options.search == "first-seed":
+        rest = other_seeds(point.config, runs)
+        runs += [run for part in [rest] if part and (run := _kept(folder / folder_name(part)))]
+    return runs
+
+
+def _kept(path: Path) -> FinishedRun | None:
+    return finished(path) if path.exists() else None
 
 
 @dataclass(frozen=True)

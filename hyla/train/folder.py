@@ -35,9 +35,17 @@ from hyla.files import (
 )
 from hyla.train import checkpoint
 from hyla.train.checkpoint import Checkpoint
-from hyla.train.runs import CHECKPOINTS, CONFIG, LOCK, LOG, METRICS, SUMMARY, read_config
+from hyla.train.runs import (
+    CHECKPOINTS,
+    CONFIG,
+    LOCK,
+    LOG,
+    METRICS,
+    METRICS_BYTES,
+    SUMMARY,
+    read_config,
+)
 
-METRICS_BYTES = "metrics_bytes"  # in the metadata of a checkpoint
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -66,7 +66,7 @@ class Population:
             len(members), self.objective.sums, dtype=torch.float64, device=device
         )
         self._loss, self._rate = self._compile(self._loss_of), self._compile(self._rate_now)
-        self._learn, self._count = self._compile(self._update), self._compile(self._add_sums)
+        self._learn = self._compile(self._update)
         self._step = Replayed(self._one_step, device)
         self._evaluations: dict[str, Replayed] = {}
 
@@ -172,8 +172,9 @@ class Population:
     @torch.no_grad()
     def _evaluate_batch(self, split: str) -> None:
         with arithmetic(self.config.precision, self.device):
-            self._count(split)
+            self._add_sums(split)
 
+    # Not compiled: it is a few percent of the work, and each split would take half a minute.
     def _add_sums(self, split: str) -> None:
         index_B = self.next_instance + self.offsets
         tasks = "train" if split == VALIDATION else split

@@ -13,6 +13,7 @@ from hyla.train import checkpoint
 from hyla.train.config import RunConfig
 
 CONFIG, METRICS, LOG, SUMMARY = "config.json", "metrics.jsonl", "log.jsonl", "summary.json"
+METRICS_BYTES = "metrics_bytes"  # in the metadata of a checkpoint: how long metrics.jsonl was
 LONGEST_RECORD = 1 << 16
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 ENDED = ("finished", "stopped", "diverged")  # what a summary may say

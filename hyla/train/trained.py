@@ -1,13 +1,20 @@
 """What a run has learned: the models of a run folder."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hyla.errors import bad_value
+from hyla.files import new_file, read_object, to_json
 from hyla.layers import replace_parameter
 from hyla.model import Transformer, build
-from hyla.train.checkpoint import load, paths, step_of
+from hyla.train.checkpoint import Checkpoint, load, paths, save, step_of
 from hyla.train.config import RunConfig
-from hyla.train.runs import CHECKPOINTS, CONFIG, read_config
+from hyla.train.runs import CHECKPOINTS, CONFIG, METRICS, METRICS_BYTES, SUMMARY, read_config
+
+PARAMETERS = "parameters."  # before their names in a checkpoint
+MEMBERS_TRAINED = "members_trained"  # in the summary of a folder that keeps only some of them
 
 
 def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Transformer]:
@@ -16,7 +23,38 @@ def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Tran
     step: of an older checkpoint that is still there. A damaged one is refused.
     `hyla.member(population, m)` is member m by itself, an ordinary model.
     """
-    path = Path(path)
+    config, found = _read(Path(path), step)
+    population = build(config.model, seed=0)
+    for name, _ in list(population.named_parameters()):
+        replace_parameter(population, name, found.tensors[PARAMETERS + name], True)
+    return config, population
+
+
+def keep_members(path: Path, members: Sequence[int], target: Path) -> None:
+    """Copies what some members of a finished run have learned into a small run folder of its own.
+
+    All that reads run folders reads it: their configuration, summary and parameters are there, but
+    neither metrics nor what would be needed to train on.
+    """
+    config, found = _read(path, None)
+    environment, summary = read_config(path)[1], read_object(path / SUMMARY)
+    kept = replace(config, members=tuple(config.members[m] for m in members))
+    parameters = {n: x[list(members)] for n, x in found.tensors.items() if n.startswith(PARAMETERS)}
+    summary["members"] = [summary["members"][m] | {"member": i} for i, m in enumerate(members)]
+    summary[MEMBERS_TRAINED] = len(config.members)
+    (target / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    (target / METRICS).touch()
+    save(target / CHECKPOINTS, found.step, parameters, {METRICS_BYTES: 0})
+    _write(target / SUMMARY, summary)
+    _write(target / CONFIG, {"config": kept.to_dict(), "environment": environment})
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with new_file(path, overwrite=True) as handle:
+        handle.write((to_json(values, indent=2) + "\n").encode())
+
+
+def _read(path: Path, step: int | None) -> tuple[RunConfig, Checkpoint]:
     if not (path / CONFIG).is_file():
         raise bad_value(str(path), f"one without {CONFIG}", "the folder of a run")
     config = RunConfig.from_dict(read_config(path)[0])
@@ -26,8 +64,4 @@ def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Tran
         steps = ", ".join(map(str, there)) or "none"
         expected = "a run with a checkpoint" if step is None else f"one with that of step {step}"
         raise bad_value(str(path), f"checkpoints of these steps: {steps}", expected)
-    found = load(there[chosen])
-    population = build(config.model, seed=0)
-    for name, _ in list(population.named_parameters()):
-        replace_parameter(population, name, found.tensors[f"parameters.{name}"], True)
-    return config, population
+    return config, load(there[chosen])
