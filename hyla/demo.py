@@ -82,6 +82,7 @@ def main() -> None:
         cells = [shown(row, HELD_OUT), shown(row, IN_DISTRIBUTION)]
         cells += [shown(decoded, F1), shown(decoded, CONTROL)]
         print(f"  {attention:10}" + "".join(f"{cell:>14}" for cell in cells))
+    print("\nTo expect on held-out functions: hyla 60 ± 6, softmax 40 ± 6, linear 21 ± 3.")
     write(PAGE)
     print(f"\nThe report: {PAGE.absolute()} ({time.monotonic() - start:.0f} s in all)")
 

@@ -66,7 +66,8 @@ def test_lines_and_bars_show_the_numbers_of_the_rows() -> None:
     experiment = EXPERIMENTS["heads"]
     rows = rows_of(experiment)
     random.Random(0).shuffle(rows)
-    lines, rules = (draw(figure, rows, experiment.axes)[0] for figure in experiment.figures)
+    drawn = [draw(figure, rows, experiment.axes)[0] for figure in experiment.figures]
+    lines, _, rules, _ = drawn
     (trace,) = (t for t in lines.panels[0].data if "hyla, heads" in t["hovertext"][0])
     mine = sorted((r for r in rows if r["attention"] == "hyla"), key=lambda row: row["heads"])
     assert trace["x"] == [1, 2, 4, 8, 16, 32]
@@ -88,7 +89,7 @@ def test_an_attention_kind_has_one_colour() -> None:
     first = colours("fuzzy")
     assert set(first) == {"softmax", "linear", "hyla"}
     assert len(set(first.values())) == 3
-    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 2)
+    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 3)
 
 
 def test_a_table_marks_what_differs_from_the_paper() -> None:
@@ -270,7 +271,7 @@ def test_markup_in_pictures_and_half_characters(tmp_path: Path) -> None:
     output, figures = tmp_path / "page.html", tmp_path / "figures"
     report(output, runs, results, figures)
     assert "onerror=alert(1)" in output.read_text()
-    assert len(list(figures.iterdir())) == 2
+    assert len(list(figures.iterdir())) == 3
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"Page: {output}" in told
     assert "At the paper's scale:" in told
     assert "fuzzy.json" in told
-    assert sorted(path.name for path in figures.iterdir()) == ["ablation.png", "heads.png"]
+    names = ["ablation", "ambiguity-2", "ambiguity", "heads-2", "heads"]
+    assert sorted(path.name for path in figures.iterdir()) == [f"{name}.png" for name in names]
     assert (figures / "heads.png").read_bytes()[1:4] == b"PNG"
     report(output, runs, results, json=True)
     found = json.loads(capsys.readouterr().out)

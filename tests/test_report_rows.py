@@ -62,6 +62,7 @@ def measured_row(point: Any, rng: random.Random) -> Row:
     if "unknown" in config.splits:
         measures["unknown terms"] = spread(rng, mean / 4)
     if name == "sraven":
+        measures["held out, per feature"] = spread(rng, (mean + 100) / 2)
         for by in ("accuracy_by_rule", "feature_accuracy_by_rule"):
             row[by] = {rule: spread(rng, mean - 3 * i) for i, rule in enumerate(RULES)}
         steps = [1000 * i for i in range(1, 26)]
@@ -89,7 +90,8 @@ def provenance(config: Any, name: str, rng: random.Random) -> Row:
 
 def ambiguity_row(point: Any, rng: random.Random) -> Row:
     names = ("ambiguous", "ambiguous in every feature", "ceiling", "ceiling on held-out")
-    numbers = (24.1, 0.31, 94.0, 92.9)
+    names += ("log10 of tasks", "log10 of possible instances")
+    numbers = (24.1, 0.31, 94.0, 92.9, 5.3, 24.0)
     measures = {
         name: {"mean": value, "standard_error": 0.1}
         for name, value in zip(names, numbers, strict=True)
@@ -203,8 +205,8 @@ FIELDS = {
     "search", "members", "instances", "precision", "device", "versions", "seconds", "runs",
     "command", "row", "task", "attention", "examples", "held_out", "heads", "features", "values",
     "width", "depth", "millions", "what", "layer", "label", "labels", "matrix", "x", "y", "colours",
-    "rule", "target", "function", "term 1", "term 2", "held out", "in distribution",
-    "unknown terms", "training loss", "F1", "F1, labels shuffled", "accuracy_by_rule",
+    "rule", "target", "function", "term 1", "term 2", "held out", "held out, per feature",
+    "in distribution", "unknown terms", "training loss", "F1", "F1, labels shuffled", "accuracy_by_rule",
     "hyla", "torch",
 }  # fmt: skip
 

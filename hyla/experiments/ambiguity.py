@@ -1,5 +1,6 @@
 """What the exact solver says about SRAVEN: ambiguity, ceilings, numbers of tasks and instances."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from hyla.tasks.sraven_stats import (
 PAPER = {(4, 4): (6.42, 0.38), (4, 8): (0.32, 0.09), (4, 16): (0.05, 0.03)}
 SETTINGS = ((2, 8), (3, 8), (4, 4), (4, 8), (4, 16), (5, 8))
 INSTANCES = {"paper": 65_536, "small": 8192, "smoke": 512}
+TASKS, POSSIBLE = "log10 of tasks", "log10 of possible instances"
 PAPER_LIMIT = 0.5  # percent: "less than half a percent of the problem instances"
 
 
@@ -50,6 +52,8 @@ def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
             "standard_error": 100 * held_out.ceiling.standard_error,
         },
     }
+    tasks, possible = number_of_tasks(features), number_of_instances(features, values)
+    measures |= {TASKS: {"mean": math.log10(tasks)}, POSSIBLE: {"mean": math.log10(possible)}}
     return [
         {
             **point.axes,
@@ -58,9 +62,9 @@ def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
             "paper_mean": mean,
             "paper_standard_error": error,
             "measures": measures,
-            "tasks_as_in_the_paper": number_of_tasks(features),
-            "tasks": number_of_laid_out_tasks(features),
-            "possible_instances": f"{number_of_instances(features, values):.3e}",
+            "tasks": tasks,
+            "laid_out_tasks": number_of_laid_out_tasks(features),
+            "possible_instances": f"{possible:.3e}",
             "instances": instances,
         }
     ]
@@ -91,6 +95,8 @@ AMBIGUITY = Experiment(
             x="features",
             y="values",
         ),
+        Figure("lines", "Number of tasks", "features", TASKS, "values", percent=False),
+        Figure("lines", "Number of instances", "features", POSSIBLE, "values", percent=False),
     ),
     claims=(Claim("Less than half a percent of the instances is ambiguous", rarely_ambiguous),),
 )

@@ -5,7 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from hyla.experiments.ablation import SEEDS, SRAVEN_GRID
-from hyla.experiments.declare import HELD_OUT, TRAINING_LOSS, Claim, Experiment, Figure, Point
+from hyla.experiments.declare import (
+    HELD_OUT,
+    PER_FEATURE,
+    TRAINING_LOSS,
+    Claim,
+    Experiment,
+    Figure,
+    Point,
+)
 from hyla.experiments.judge import grows
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
@@ -88,8 +96,9 @@ def _scaling(
         axes=("attention", "millions", axis),
         figures=(
             lines("Held-out accuracy", HELD_OUT, ceiling=True),
+            lines("Held-out accuracy of single features", PER_FEATURE),
             lines("Training loss", TRAINING_LOSS, percent=False),
-            _rules("attention", {"millions": MILLIONS[-1], axis: values[0]}),
+            *_details("attention", {"millions": MILLIONS[-1], axis: values[0]}),
         ),
         claims=(
             Claim("More data helps", grows("millions", groups)),
@@ -99,14 +108,26 @@ def _scaling(
     )
 
 
-def _rules(colour: str, where: dict[str, Any]) -> Figure:
+def _details(axis: str, where: dict[str, Any]) -> list[Figure]:
+    """By rule: in the end, and while training."""
     title = "Held-out accuracy over the instances that contain a rule"
-    return Figure("rules", title, y="accuracy_by_rule", colour=colour, where=where, ceiling=True)
+    curves = "When each rule is learned (held-out accuracy of the features it governs)"
+    return [
+        Figure("rules", title, y="accuracy_by_rule", colour=axis, where=where, ceiling=True),
+        Figure("curves", curves, facet=axis, where=where),
+    ]
 
 
-def _lines(axis: str, **options: Any) -> Figure:
-    return Figure(
-        "lines", "Held-out accuracy", axis, HELD_OUT, "attention", ceiling=True, **options
+def _figures(axis: str, **options: Any) -> tuple[Figure, ...]:
+    """Over an axis; for HYLA also by rule."""
+
+    def lines(title: str, measure: str, **more: Any) -> Figure:
+        return Figure("lines", title, axis, measure, "attention", **more, **options)
+
+    return (
+        lines("Held-out accuracy", HELD_OUT, ceiling=True),
+        lines("Held-out accuracy of single features", PER_FEATURE),
+        *_details(axis, {"attention": "hyla"}),
     )
 
 
@@ -120,7 +141,7 @@ HEADS_EXPERIMENT = Experiment(
     points=lambda: _points("heads", HEADS, heads_run),
     make=measured,
     axes=("attention", "heads"),
-    figures=(_lines("heads", log=True), _rules("heads", {"attention": "hyla"})),
+    figures=_figures("heads", log=True),
     claims=(
         Claim(
             "A single head, without the hypernetwork, hurts",
@@ -137,7 +158,7 @@ FEATURES = Experiment(
     points=lambda: _points("features", (2, 3, 4, 5), features_run),
     make=measured,
     axes=("attention", "features"),
-    figures=(_lines("features"), _rules("features", {"attention": "hyla"})),
+    figures=_figures("features"),
     smoke={"features": (2, 3)},
 )
 HELD_OUT_FRACTION = Experiment(
@@ -147,6 +168,6 @@ HELD_OUT_FRACTION = Experiment(
     points=lambda: _points("held_out", (0.25, 0.5, 0.75), held_out_run),
     make=measured,
     axes=("attention", "held_out"),
-    figures=(_lines("held_out"), _rules("held_out", {"attention": "hyla"})),
+    figures=_figures("held_out"),
     smoke={"held_out": (0.25, 0.5)},
 )
