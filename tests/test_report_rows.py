@@ -206,8 +206,8 @@ FIELDS = {
     "command", "row", "task", "attention", "examples", "held_out", "heads", "features", "values",
     "width", "depth", "millions", "what", "layer", "label", "labels", "matrix", "x", "y", "colours",
     "rule", "target", "function", "term 1", "term 2", "held out", "held out, per feature",
-    "in distribution", "unknown terms", "training loss", "F1", "F1, labels shuffled", "accuracy_by_rule",
-    "hyla", "torch",
+    "in distribution", "unknown terms", "training loss", "F1", "F1, labels shuffled",
+    "accuracy_by_rule", "hyla", "torch",
 }  # fmt: skip
 
 
