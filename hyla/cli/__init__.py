@@ -21,6 +21,7 @@ OPTIONAL_PACKAGES = {
     "pyarrow": "pyarrow",
     "sklearn": "scikit-learn",
     "tensorboard": "tensorboard",
+    "threadpoolctl": "scikit-learn",
     "wandb": "wandb",
 }
 

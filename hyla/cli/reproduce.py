@@ -36,6 +36,7 @@ def reproduce(
     device: str = "auto",
     runs: Path = RUNS,
     results: Path = RESULTS,
+    again: bool = False,
     list: bool = False,  # noqa: A002 (the name of the option)
     json: bool = False,
 ) -> None:
@@ -53,11 +54,13 @@ def reproduce(
         device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
         runs: Folder of the run folders.
         results: Folder of the results at the paper's scale; the others lie with the runs.
+        again: Make rows that are there anew from their runs, as after a change of the analysis.
         list: Show all experiments with their state and cost; run nothing.
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
     given = _options(scale, only, search, precision, members, time_limit, device, runs, results)
+    given = replace(given, again=again)
     if list:
         _show_list(chosen, given, scale, json)
         return

@@ -91,7 +91,8 @@ AMBIGUITY = Experiment(
     figures=(
         Figure(
             "measures",
-            "Percent of instances, and the accuracy that no model exceeds",
+            "Ambiguous instances and ceilings in percent (held-out: for whom all combinations are "
+            "possible); numbers of tasks and instances",
             x="features",
             y="values",
         ),

@@ -14,7 +14,16 @@ import numpy as np
 from hyla.analysis import Codes, collect_run, decode, embed, mean_codes, sample
 from hyla.experiments.ablation import FUZZY_GRID
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
-from hyla.experiments.judge import ERRORS, NOT_MEASURED, difference, outcome, shown
+from hyla.experiments.judge import (
+    ERRORS,
+    NOT_MEASURED,
+    Judge,
+    all_above,
+    difference,
+    outcome,
+    shown,
+)
+from hyla.experiments.results import is_at
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
 from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
 from hyla.tasks.sraven import SravenConfig
@@ -26,6 +35,7 @@ DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instance
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
 SHUFFLES = {"paper": 10, "small": 10, "demo": 10, "smoke": 1}  # that the control is a mean of
 SAMPLES = 32
+FIXED = ("context", "query")  # what all instances share, while terms are decoded
 FUZZY_COLOURS = ("target", "formula", "term 1", "term 2")
 SRAVEN_COLOURS = ("target", "rule")
 
@@ -44,7 +54,7 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     settings = {"hyperparameters": hyperparameters(chosen[0])}
     rows = [
         row
-        for fixed in ((None,) if is_sraven else ("context", "query"))
+        for fixed in ((None,) if is_sraven else FIXED)
         for row in _decoding(chosen, label, scale, fixed)
     ]
     rows += _maps(chosen[0], is_sraven, MAPPED[scale])
@@ -55,8 +65,8 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
 
 def mapped(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     """The maps alone."""
-    chosen = choose(members_of(runs))
-    return [{**point.axes, **row} for row in _maps(chosen[0], True, MAPPED[scale])]
+    chosen = [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+    return [{**point.axes, **row} for m in chosen[:1] for row in _maps(m, True, MAPPED[scale])]
 
 
 def _decoding(
@@ -72,7 +82,12 @@ def _decoding(
 
         def row(name: str, f1: list[float], control: list[float], layer: int = layer) -> Row:
             measures = {F1: _percent(f1), CONTROL: _percent(control)}
-            place = {"what": "decoding", "fixed": fixed or "", "layer": layer + 1, "label": name}
+            place = {
+                "what": "decoding",
+                "fixed": fixed or "",
+                "layer": found[0].layers[layer],
+                "label": name,
+            }
             return {**place, **measures[F1], "measures": measures}
 
         controls = [one.control for one in found]
@@ -122,7 +137,7 @@ def _maps(member: Trained, is_sraven: bool, instances: int) -> Iterator[Row]:
         ]
     for layer, place in embed(codes).items():
         x, y = (np.round(place[:, i], 2).tolist() for i in range(2))
-        yield {"what": "map", "layer": layer + 1, "label": "", "x": x, "y": y, "colours": labels}
+        yield {"what": "map", "layer": layer, "label": "", "x": x, "y": y, "colours": labels}
 
 
 def _rules(members: Sequence[Trained], instances: int) -> Iterator[Row]:
@@ -136,7 +151,7 @@ def _rules(members: Sequence[Trained], instances: int) -> Iterator[Row]:
         place = [one.names.index(n) for n in ("addition", "subtraction")] if known else []
         related.append(float(one.cosine[place[0], place[1]]) if place else float("nan"))
     first = found[0]
-    layer = {"layer": members[0].run.config.model.layers, "label": ""}
+    layer = {"layer": members[0].run.config.model.layers - 1, "label": ""}
     measures = {RELATED: _percent(related), ALL_PAIRS: _percent(pairs)}
     labels = list(first.names)
     cosine, means = np.round(first.cosine, 4).tolist(), np.round(first.means, 4).tolist()
@@ -148,23 +163,27 @@ def _rules(members: Sequence[Trained], instances: int) -> Iterator[Row]:
     yield {"what": "samples", **layer, "labels": rules, "matrix": matrix}
 
 
-def decodable(rows: Sequence[Row]) -> Verdict:
-    """Macro F1 of the last layer against its shuffled control, for each kind of attention."""
-    gaps, evidence = [], []
-    overall = [row for row in rows if (row["what"], row.get("label")) == ("decoding", "all")]
-    overall = [row for row in overall if row.get("mean") is not None]
-    for attention, fixed in dict.fromkeys((row["attention"], row["fixed"]) for row in overall):
-        found = [row for row in overall if (row["attention"], row["fixed"]) == (attention, fixed)]
-        last = max(found, key=lambda row: row["layer"])
-        # The control as a row of its own, under the same name.
-        control = {"measures": {F1: last["measures"][CONTROL]}}
-        gaps.append(difference(last, control, F1))
-        name = f"{attention}, {fixed} fixed:" if fixed else attention
-        evidence.append(f"{name} {shown(last, F1)} (shuffled {shown(control, F1)})")
-    if not gaps:
-        return NOT_MEASURED
-    holds, tends = [errors > ERRORS for _, errors in gaps], [gap > 0 for gap, _ in gaps]
-    return Verdict(outcome(holds, tends), "F1 in the last layer: " + "; ".join(evidence))
+def decodable(*ways: str) -> Judge:
+    """Judges macro F1 of the last layer against its control, for each kind and what was fixed."""
+
+    def judge(rows: Sequence[Row]) -> Verdict:
+        pairs = []
+        for attention in ATTENTIONS:
+            for fixed in ways:
+                place = {"attention": attention, "what": "decoding", "fixed": fixed}
+                found = [row for row in rows if is_at(row, {**place, "label": "all"})]
+                found = [row for row in found if row.get("mean") is not None]
+                last = max(found, key=lambda row: row["layer"], default=None)
+                # The control as a row of its own, under the same name.
+                control = last and {"measures": {F1: last["measures"][CONTROL]}}
+                label = f"{attention}, {fixed} fixed" if fixed else attention
+                pairs.append((last, control, label))
+        verdict = all_above(pairs, F1)
+        if verdict is NOT_MEASURED:
+            return verdict
+        return Verdict(verdict.outcome, f"F1 against shuffled labels, {verdict.evidence}")
+
+    return judge
 
 
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
@@ -191,8 +210,10 @@ def maps_of(colours: Sequence[str]) -> list[Figure]:
 
 def decoding_figure(title: str, fixed: str = "") -> Figure:
     """F1 of each class and layer, beside its control."""
-    where = {"what": "decoding", "fixed": fixed}
-    return Figure("bars", title, "label", F1, "attention", "layer", where=where)
+    where, caption = {"what": "decoding", "fixed": fixed}, ""
+    if fixed:
+        caption = "In term n, variable j is negated unless bit j of n is set, counted from 0."
+    return Figure("bars", title, "label", F1, "attention", "layer", where=where, caption=caption)
 
 
 def term_figures() -> list[Figure]:
@@ -215,8 +236,9 @@ CODES_FUZZY = Experiment(
     make=analysed,
     axes=AXES,
     keep=True,
+    needs=("sklearn",),
     figures=tuple(term_figures()),
-    claims=(Claim("Latent codes decode the terms of held-out functions", decodable),),
+    claims=(Claim("Latent codes decode the terms of held-out functions", decodable(*FIXED)),),
 )
 CODES_SRAVEN = Experiment(
     name="codes-sraven",
@@ -232,6 +254,7 @@ CODES_SRAVEN = Experiment(
     make=analysed,
     axes=AXES,
     keep=True,
+    needs=("sklearn",),
     figures=(
         decoding_figure("F1 of decoding rules, fitted to tasks of training, on held-out ones"),
         *maps_of(("rule", "target")),
@@ -245,7 +268,7 @@ CODES_SRAVEN = Experiment(
         ),
     ),
     claims=(
-        Claim("Latent codes decode the rules of held-out tasks", decodable),
+        Claim("Latent codes decode the rules of held-out tasks", decodable("")),
         Claim("Related rules have similar codes", related_are_similar),
     ),
     note="Instances without permutation, as in the paper: the last slot shows the last of its "
@@ -264,5 +287,6 @@ CODES_DEPTH = Experiment(
     make=mapped,
     axes=AXES,
     keep=True,
+    needs=("sklearn",),
     figures=tuple(maps_of(("rule", "target"))),
 )

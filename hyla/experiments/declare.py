@@ -84,6 +84,7 @@ class Experiment:
     make: rows from a point, its finished runs and the scale (`measured`, or an analysis).
     axes: those that tell the rows apart; a new row replaces the old one with the same.
     scales: those at which it can be run, the one it is meant for first.
+    needs: packages that its rows need: missing ones are told before anything is trained.
     keep: whether the models that are chosen are kept beside the results, to be analysed again.
     smoke: of each axis named here, the values that are enough to see that everything works.
     where: what in the paper it stands for.
@@ -99,5 +100,6 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     scales: tuple[str, ...] = ("paper", "small", "smoke")
     keep: bool = False
+    needs: tuple[str, ...] = ()
     smoke: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     note: str = ""

@@ -10,7 +10,7 @@ for every kind.
 
 from collections.abc import Sequence
 
-from hyla.experiments.codes import AXES, analysed, decodable, term_figures
+from hyla.experiments.codes import AXES, FIXED, analysed, decodable, term_figures
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
@@ -87,7 +87,13 @@ DEMO_CODES = Experiment(
     points=points,
     make=analysed,
     axes=AXES,
+    needs=("sklearn",),
     figures=tuple(term_figures()),
-    claims=(Claim("Latent codes decode the terms of held-out functions (reduced)", decodable),),
+    claims=(
+        Claim(
+            "Latent codes decode the terms of held-out functions, reduced",
+            decodable(*FIXED),
+        ),
+    ),
     scales=("demo", "smoke"),
 )

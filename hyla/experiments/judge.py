@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from statistics import mean
 from typing import Any
 
 from hyla.experiments.declare import HELD_OUT, Axes, Row, Verdict
@@ -11,6 +10,8 @@ from hyla.experiments.results import is_at
 REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
+
+Judge = Callable[[Sequence[Row]], Verdict]
 
 
 def find(rows: Iterable[Row], **axes: Any) -> Row | None:
@@ -50,41 +51,35 @@ def outcome(holds: Sequence[bool], tends: Sequence[bool]) -> str:
     return IN_PART if any(holds) or all(tends) else NOT_REPRODUCED
 
 
-def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]]) -> Verdict:
-    """Whether the first of each pair is above the second, by more than two standard errors."""
+def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = HELD_OUT) -> Verdict:
+    """Whether the first of each pair is above the second, by more than two standard errors.
+
+    A pair that is not measured does not hold: the whole claim is then reproduced in part at best.
+    """
     there = [(a, b, label) for a, b, label in pairs if a is not None and b is not None]
     if not there:
         return NOT_MEASURED
-    gaps = [difference(a, b) for a, b, _ in there]
-    evidence = "; ".join(f"{label}: {shown(a)} against {shown(b)}" for a, b, label in there)
-    if len(there) < len(pairs):
-        evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
+    gaps = [difference(a, b, name) for a, b, _ in there]
+    evidence = "; ".join(
+        f"{label}: {shown(a, name)} against {shown(b, name)}" for a, b, label in there
+    )
     holds, tends = [errors > ERRORS for _, errors in gaps], [gap > 0 for gap, _ in gaps]
     if len(there) < len(pairs):
+        evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
         holds.append(False)
     return Verdict(outcome(holds, tends), evidence)
 
 
-def grows(axis: str, groups: Sequence[Axes]) -> Callable[[Sequence[Row]], Verdict]:
-    """Judges whether the held-out measure is higher at the largest value of an axis."""
+def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
+    """Judges, in every group, whether the measure at one value of an axis is above another."""
 
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs = []
         for group in groups:
-            line = [row for row in rows if is_at(row, group) and row.get("mean") is not None]
-            line.sort(key=lambda row: row[axis])
-            if len(line) > 1:
-                label = ", ".join(
-                    str(v) if k == "attention" else f"{k} {v}" for k, v in group.items()
-                )
-                ends = f"{label}: {axis} {line[-1][axis]:,} against {line[0][axis]:,}"
-                pairs.append((line[-1], line[0], ends))
+            parts = [str(v) if k == "attention" else f"{k} {v}" for k, v in group.items()]
+            label = ", ".join(parts) + f": {axis} {high} against {low}"
+            top, bottom = (find(rows, **group, **{axis: value}) for value in (high, low))
+            pairs.append((top, bottom, label))
         return all_above(pairs)
 
     return judge
-
-
-def average(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are there."""
-    there = [value for value in values if value is not None]
-    return mean(there) if there else None

@@ -8,7 +8,7 @@ reports the best of its grid; that choice stands beside ours as `paper_choice`.
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from hyla.tasks.sraven import SravenConfig
 from hyla.tasks.sraven_stats import statistics
 from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
 from hyla.train.runs import METRICS
-from hyla.train.trained import MEMBERS_TRAINED
+from hyla.train.trained import ORIGIN
 
 SPLIT_OF = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
 BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
@@ -112,25 +112,32 @@ def by_settings(members: Sequence[Trained]) -> dict[Settings, list[Trained]]:
 def choose(members: Sequence[Trained]) -> list[Trained]:
     """The members with the best hyperparameters: least mean validation loss over seeds.
 
-    The mean is over the seeds that every setting has, so that a search on one seed is fair.
+    The mean is over the seeds that every setting has, so that a search on one seed is fair. A
+    setting of which fewer members diverged comes first.
     """
-    groups = by_settings(members)
-    shared = set.intersection(*({m.seed for m in group} for group in groups.values()))
-
-    def loss(group: list[Trained]) -> float:
-        return mean(m.validation_loss for m in group if m.seed in shared)
-
-    return min(groups.values(), key=loss)
+    return _best(members, lambda member: member.validation_loss)
 
 
 def paper_choice(members: Sequence[Trained]) -> list[Trained]:
     """The members with the best mean of what is reported, as the paper chooses."""
 
-    def value(group: list[Trained]) -> float:
-        values = [m.measure(HELD_OUT) for m in group]
-        return -math.inf if None in values else mean(v for v in values if v is not None)
+    def lost(member: Trained) -> float:
+        value = member.measure(HELD_OUT)
+        return math.inf if value is None else -value
 
-    return max(by_settings(members).values(), key=value)
+    return _best(members, lost)
+
+
+def _best(members: Sequence[Trained], cost: Callable[[Trained], float]) -> list[Trained]:
+    groups = by_settings(members)
+    shared = set.intersection(*({m.seed for m in group} for group in groups.values()))
+
+    def order(group: list[Trained]) -> tuple[int, float]:
+        costs = [cost(m) for m in group if m.seed in shared]
+        there = [value for value in costs if math.isfinite(value)]
+        return len(costs) - len(there), mean(there) if there else math.inf
+
+    return min(groups.values(), key=order)
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -186,10 +193,12 @@ def hyperparameters(member: Trained) -> dict[str, Any]:
 
 def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
     """Where a row comes from."""
+    if ORIGIN in runs[0].summary:  # kept models
+        return dict(runs[0].summary[ORIGIN])
     config, environment = runs[0].config, runs[0].environment
     versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
     return {
-        "members": sum(r.summary.get(MEMBERS_TRAINED, len(r.config.members)) for r in runs),
+        "members": sum(len(run.config.members) for run in runs),
         "instances": config.steps * config.batch,
         "precision": config.precision,
         "device": environment.get("device"),

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
 from hyla.errors import unknown_name
@@ -37,6 +39,7 @@ class Options:
     runs: the folder of run folders. results: of the files of results at the paper's scale.
     only: values of axes, as text; points with others are left alone.
     members: the most that are trained at once. deadline: as in `train`.
+    again: make rows that are there anew, from their runs.
     """
 
     scale: str = "paper"
@@ -48,6 +51,7 @@ class Options:
     device: str = "auto"
     members: int | None = None
     deadline: float | None = None
+    again: bool = False
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
@@ -105,13 +109,25 @@ def other_seeds(config: RunConfig, runs: Sequence[FinishedRun]) -> RunConfig | N
     return replace(config, members=tuple(members)) if members else None
 
 
-def finished(path: Path) -> FinishedRun | None:
-    """A run as it is in its folder, if it has come to its end."""
+def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
+    """The rows of a point that come from the very runs it asks for: their names tell."""
+    found = [row for row in rows if is_at(row, point.axes)]
+    if point.config is None:
+        return found
+    wanted = {folder_name(part) for part in populations(point.config, search)}
+    return [r for r in found if r.get("search") == search and wanted <= set(r.get("runs", []))]
+
+
+def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
+    """A run as it is in its folder, if it has come to its end (and is the one asked for)."""
     state = read_state(path)
-    if state.state not in ENDED or state.summary is None:
+    if state.state not in ENDED or state.summary is None or "members" not in state.summary:
         return None
-    config, environment = read_config(path)
-    return FinishedRun(path, RunConfig.from_dict(config), state.summary, environment)
+    values, environment = read_config(path)
+    config = RunConfig.from_dict(values)
+    if asked is not None and config != asked:
+        return None
+    return FinishedRun(path, config, state.summary, environment)
 
 
 def run_experiment(
@@ -121,19 +137,28 @@ def run_experiment(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Trains what is not there, point by point, and writes the rows of each at once."""
-    rows: list[Row] = []
+    for package in experiment.needs:
+        import_module(package)
     points = chosen_points(experiment, options)
     file = results_file(experiment.name, options.scale, options.results, options.runs)
+    there = read_rows(file)  # what is wrong with it is told before anything is trained
+    rows: list[Row] = []
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
-        say(f"{experiment.name} {number}/{len(points)}: {place}")
+        done = [] if options.again else made_before(point, there, options.search)
+        told = f" is in {file}" if done else ""
+        say(f"{experiment.name} {number}/{len(points)}: {place}{told}")
+        if done:
+            rows += done
+            continue
         runs = (kept(point, options) if experiment.keep else []) or trained(point, options, watcher)
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale, "search": options.search}
+        origin |= {"date": datetime.now(UTC).date().isoformat()}
         made = [row | origin | {"command": options.command(experiment)} for row in made]
-        with _alone(options.runs / options.scale):
+        with _alone(file.parent):
             write_rows(file, experiment, made)
             if experiment.keep and options.scale == "paper":
                 keep(runs, options)
@@ -148,7 +173,7 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
 
     def run(config: RunConfig) -> FinishedRun:
         path = options.runs / options.scale / folder_name(config)
-        found = finished(path)
+        found = finished(path, config)
         if found is None:
             watching = watcher()
             try:
@@ -158,8 +183,9 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
                 )  # fmt: skip
             finally:
                 watching.close()
-            found = finished(path)
-            assert found is not None
+            found = finished(path, config)
+            if found is None:
+                raise ValueError(f"{path}: another process has taken the run; try again later.")
         return found
 
     runs = [run(config) for config in populations(point.config, options.search)]
@@ -172,11 +198,11 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
 def keep(runs: Sequence[FinishedRun], options: Options) -> None:
     """Keeps the chosen members beside the results."""
     chosen = choose(members_of(runs))
+    folder = options.results / MODELS
     for run in runs:
         members = [member.number for member in chosen if member.run is run]
-        target = options.results / MODELS / run.path.name
-        if members and not target.exists():
-            keep_members(run.path, members, target)
+        if members and run.path.parent != folder:
+            keep_members(run.path, members, folder / run.path.name, provenance(runs))
 
 
 def kept(point: Point, options: Options) -> list[FinishedRun]:
@@ -219,12 +245,15 @@ def h200_seconds(config: RunConfig, search: str) -> float:
     """A rough estimate, from the rates of the paper's smallest models in populations of 12."""
     rate, layers, tokens = H200[config.task_name]
     size = config.model.layers / layers * (config.model.width / 128) ** 2 * config.tokens / tokens
-    found = populations(config, search)
-    members = sum(len(part.members) for part in found)
-    if search == "first-seed":
-        members += len({member.seed for member in config.members}) - 1
-    instances = members * config.steps * config.batch
-    return instances * size / rate + COMPILATION * len(found)
+    instances = models(config, search) * config.steps * config.batch
+    return instances * size / rate + COMPILATION * len(populations(config, search))
+
+
+def models(config: RunConfig, search: str) -> int:
+    """How many a search trains."""
+    first = sum(len(part.members) for part in populations(config, search))
+    others = len({member.seed for member in config.members}) - 1
+    return first + others if search == "first-seed" else first
 
 
 def status(experiment: Experiment, options: Options) -> Status:
@@ -244,12 +273,14 @@ def status(experiment: Experiment, options: Options) -> Status:
         parts = populations(point.config, options.search) if point.config else []
         begun += any((root / folder_name(part)).exists() for part in parts)
     configs = [point.config for point in points if point.config is not None]
+    members = [models(config, options.search) for config in configs]
+    work = zip(members, configs, strict=True)
     return Status(
         len(points),
         len(measured),
         begun,
-        sum(len(config.members) for config in configs),
-        sum(len(config.members) * config.steps * config.batch for config in configs),
+        sum(members),
+        sum(count * config.steps * config.batch for count, config in work),
         sum(h200_seconds(config, options.search) for config in configs) / 3600,
         problem,
     )
@@ -261,7 +292,7 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         try:
-            descriptor = lock(folder / "results.lock")
+            descriptor = lock(folder / ".lock")
             break
         except BlockingIOError:
             time.sleep(0.05)

@@ -1,8 +1,10 @@
 """What a run has learned: the models of a run folder."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hyla.errors import bad_value
@@ -14,7 +16,7 @@ from hyla.train.config import RunConfig
 from hyla.train.runs import CHECKPOINTS, CONFIG, METRICS, METRICS_BYTES, SUMMARY, read_config
 
 PARAMETERS = "parameters."  # before their names in a checkpoint
-MEMBERS_TRAINED = "members_trained"  # in the summary of a folder that keeps only some of them
+ORIGIN = "origin"  # in the summary of a folder that keeps some members: where they come from
 
 
 def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Transformer]:
@@ -30,23 +32,31 @@ def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Tran
     return config, population
 
 
-def keep_members(path: Path, members: Sequence[int], target: Path) -> None:
+def keep_members(path: Path, members: Sequence[int], target: Path, origin: dict[str, Any]) -> None:
     """Copies what some members of a finished run have learned into a small run folder of its own.
 
     All that reads run folders reads it: their configuration, summary and parameters are there, but
-    neither metrics nor what would be needed to train on.
+    neither metrics nor what would be needed to train on. A folder that is there is replaced.
+
+    origin: what the summary shall say of where they come from.
     """
     config, found = _read(path, None)
     environment, summary = read_config(path)[1], read_object(path / SUMMARY)
     kept = replace(config, members=tuple(config.members[m] for m in members))
     parameters = {n: x[list(members)] for n, x in found.tensors.items() if n.startswith(PARAMETERS)}
     summary["members"] = [summary["members"][m] | {"member": i} for i, m in enumerate(members)]
-    summary[MEMBERS_TRAINED] = len(config.members)
-    (target / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    (target / METRICS).touch()
-    save(target / CHECKPOINTS, found.step, parameters, {METRICS_BYTES: 0})
-    _write(target / SUMMARY, summary)
-    _write(target / CONFIG, {"config": kept.to_dict(), "environment": environment})
+    summary[ORIGIN] = origin
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".", dir=target.parent) as place:
+        folder = Path(place, target.name)
+        (folder / CHECKPOINTS).mkdir(parents=True)
+        (folder / METRICS).touch()
+        save(folder / CHECKPOINTS, found.step, parameters, {METRICS_BYTES: 0})
+        _write(folder / SUMMARY, summary)
+        _write(folder / CONFIG, {"config": kept.to_dict(), "environment": environment})
+        if target.exists():
+            shutil.rmtree(target)
+        folder.rename(target)
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
