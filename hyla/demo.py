@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -63,7 +64,7 @@ def work(attentions: Sequence[str]) -> None:
     try:
         for attention in attentions:
             options = Options(scale="demo", only={"attention": (attention,)}, device="cpu")
-            run_experiment(EXPERIMENTS["demo"], options, lambda name=attention: Lines(name))
+            run_experiment(EXPERIMENTS["demo"], options, partial(Lines, attention))
             print(f"  {attention}: trained; its latent codes", flush=True)
             run_experiment(EXPERIMENTS["demo-codes"], options)
     except KeyboardInterrupt:  # saved; the process that waits for this one tells

@@ -263,3 +263,11 @@ def test_a_figure_has_a_panel_for_each_label() -> None:
     assert drawn == 53
     with pytest.raises(ValueError, match=r"points: expected \[53, 2\], got \[5, 2\]"):
         draw_embedding(points[:5], codes, ["rule"])
+
+
+def test_codes_are_standardised_with_those_of_training_alone() -> None:
+    train, test = planted(300, seed=0), planted(211, seed=1)
+    assert decode(train, test, "rule", shuffles=0).measured.accuracy[1] == 1
+    shifted = Codes(test.codes + 100, test.layers, test.labels, test.names)
+    # Standardised by themselves, they would be decoded as before.
+    assert decode(train, shifted, "rule", shuffles=0).measured.accuracy[1] < 0.5

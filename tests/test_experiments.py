@@ -12,14 +12,24 @@ from helpers import tiny_run
 from hyla.experiments import EXPERIMENTS, codes
 from hyla.experiments.ablation import ABLATION, ROWS, title
 from hyla.experiments.declare import HELD_OUT, Point
-from hyla.experiments.judge import all_above, difference
+from hyla.experiments.judge import above, all_above, difference
 from hyla.experiments.results import read_rows, results_file, write_rows
 from hyla.experiments.rows import FinishedRun, choose, measured, members_of, paper_choice
-from hyla.experiments.runner import Options, chosen_points, populations, run_experiment, status
+from hyla.experiments.runner import (
+    Options,
+    chosen_points,
+    keep,
+    populations,
+    run_experiment,
+    status,
+    trained,
+)
+from hyla.experiments.runner import finished as read_run
 from hyla.experiments.scales import points_at
 from hyla.files import without_nan
-from hyla.train import TimeUp
+from hyla.train import TimeUp, load_run, train
 from hyla.train.config import grid
+from hyla.train.watch import Watcher
 
 SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
 
@@ -74,6 +84,30 @@ def test_a_setting_that_diverged_is_not_chosen() -> None:
     assert row["per_seed"] == [None, None]
 
 
+def test_of_settings_that_all_diverged_the_one_that_did_least_is_chosen() -> None:
+    run = finished(
+        member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0),
+        member(0, 3e-3, 0.5, 0.3), member(1, 3e-3, None, 0.0),
+    )  # fmt: skip
+    for chosen in (choose(members_of([run])), paper_choice(members_of([run]))):
+        assert [m.number for m in chosen] == [2, 3]
+    (row,) = measured(Point({}, run.config), [run], "smoke")
+    assert (row["mean"], row["standard_error"], row["per_seed"]) == (30.0, None, [30.0, None])
+
+
+def test_each_measure_is_of_its_split() -> None:
+    values = {"held_out": 0.1, "train": 0.2, "unknown": 0.3, "validation": 0.4}
+    evaluation = {split: {"r2": value, "loss": 1.0} for split, value in values.items()}
+    one = member(0, 1e-3, 0.1, 0.1) | {"evaluation": evaluation, "loss": 0.7}
+    run = finished(one)
+    run = replace(
+        run, config=replace(run.config, splits=("train", "held_out"), task=run.config.task)
+    )
+    (found,) = members_of([run])
+    names = ("held out", "in distribution", "unknown terms", "training loss")
+    assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
+
+
 def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
     search = finished(member(0, 1e-3, 0.3, 0.5), member(0, 3e-3, 0.2, 0.4))
     others = finished(member(1, 3e-3, 9.0, 0.6), member(2, 3e-3, 9.0, 0.8))
@@ -89,6 +123,83 @@ def test_runs_are_split_by_warmup_and_by_search() -> None:
     first = populations(config, "first-seed")
     assert [len(part.members) for part in first] == [2, 2]
     assert {m.seed for part in first for m in part.members} == {0}
+
+
+# Table 1 of the paper, and the grids of its appendix, written out once more.
+TABLE_1 = """
+Softmax attention 63.28 2.31 56.56 1.05
+Linear attention 59.89 5.22 56.30 1.11
+HYLA 81.13 7.77 69.13 1.90
+Linear attention + RMSHead 68.93 5.10 59.01 2.50
+Linear attention + RMSHead + nonlinear value 56.91 4.25 55.38 0.32
+HYLA - RMSHead 81.27 7.88 62.53 5.73
+HYLA - nonlinearity 84.54 5.32 56.54 0.21
+HYLA - nonlinearity - RMSHead 79.42 7.43 56.33 1.41
+HYLA - RMSHead + softmax 70.98 7.08 38.21 2.98
+HYLA + deep value network 87.65 4.54 66.59 0.08
+Softmax attention + MoE 63.83 6.07 57.68 1.31
+Linear attention + MoE 60.09 6.16 64.34 4.3
+HYLA + MoE 82.37 6.55 66.94 3.94
+"""
+
+
+def test_the_papers_numbers() -> None:
+    found = {(p.axes["row"], p.axes["task"]): p.paper for p in ABLATION.points()}
+    for line in TABLE_1.strip().splitlines():
+        row, *numbers = line.rsplit(" ", 4)
+        fuzzy, fuzzy_error, sraven, sraven_error = map(float, numbers)
+        assert found.pop((row, "fuzzy logic")) == (fuzzy, fuzzy_error)
+        assert found.pop((row, "SRAVEN")) == (sraven, sraven_error)
+    assert not found
+    ambiguity = {tuple(p.axes.values()): p.paper for p in EXPERIMENTS["ambiguity"].points()}
+    assert ambiguity[4, 4] == (6.42, 0.38)
+    assert ambiguity[4, 8] == (0.32, 0.09)
+    assert ambiguity[4, 16] == (0.05, 0.03)
+
+
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if "paper" in EXPERIMENTS[n].scales])
+def test_the_papers_settings(name: str) -> None:
+    for point in points_at(EXPERIMENTS[name], "paper"):
+        config = point.config
+        if config is None:
+            continue
+        assert config.batch == 128
+        assert {m.seed for m in config.members} == {0, 1, 2}
+        rates, decays, warmups = (
+            {getattr(m, field) for m in config.members}
+            for field in ("learning_rate", "weight_decay", "warmup")
+        )
+        assert len(config.members) == 3 * len(rates) * len(decays) * len(warmups)
+        model = config.model
+        if config.task_name == "fuzzy_logic":
+            assert (rates, decays, warmups) == ({1e-3, 3e-3}, {0.03, 0.1}, {100})
+            assert (config.steps, config.evaluation_instances) == (50_000, 16_000)
+            sizes = (model.layers, model.width, model.heads, model.head_size, model.hidden_size)
+            assert sizes == (2, 128, 8, 2, 256)
+            continue
+        searched = name.startswith(("scaling", "codes"))
+        assert (rates, decays) == ({3e-4, 1e-3}, {0.1, 0.3})
+        assert warmups == ({1000, 3000} if searched else {1000})
+        millions = point.axes.get("millions", 40 if name.startswith("codes") else 20)
+        assert config.steps * 128 == millions * 1_000_000
+        factor = point.axes.get("width", 1)
+        assert (model.width, model.hidden_size) == (128 * factor, 256 * factor)
+        assert model.heads * model.head_size == 64 * factor
+        assert model.layers == point.axes.get("depth", 16 if name == "codes-depth" else 4)
+        assert config.evaluation_instances == 51_200
+
+
+def test_small_is_a_tenth_with_one_setting() -> None:
+    for small, paper in zip(
+        points_at(ABLATION, "small"), points_at(ABLATION, "paper"), strict=True
+    ):
+        assert small.config is not None
+        assert paper.config is not None
+        assert small.config.steps == paper.config.steps // 10
+        assert len(small.config.members) == 3
+        first = paper.config.members[0]
+        assert {m.learning_rate for m in small.config.members} == {first.learning_rate}
+        assert small.config.model == paper.config.model
 
 
 def test_the_ablation_table_is_the_papers() -> None:
@@ -163,8 +274,36 @@ def test_what_is_there_is_skipped_and_what_was_cut_goes_on(tmp_path: Path) -> No
     rows = run_experiment(experiment, options)
     logs = {path: path.read_bytes() for path in tmp_path.rglob("log.jsonl")}
     assert len(logs) == 2
-    assert run_experiment(experiment, options) == rows
-    assert all(path.read_bytes() == content for path, content in logs.items())
+    for again in (False, True):  # from their rows, from their runs
+        assert run_experiment(experiment, replace(options, again=again)) == rows
+        assert all(path.read_bytes() == content for path, content in logs.items())
+    said: list[str] = []
+    for path in logs:
+        shutil.rmtree(path.parent)
+    assert run_experiment(experiment, options, say=said.append) == rows
+    assert all(text.endswith("heads.json") for text in said)
+    # Rows of another precision do not count: these runs would be trained.
+    with pytest.raises(TimeUp):
+        run_experiment(experiment, replace(options, precision="bf16", deadline=-1.0))
+
+
+def test_a_run_of_another_configuration_is_not_taken(tmp_path: Path) -> None:
+    config = tiny_run("sraven")
+    train(config, tmp_path / "run", device="cpu", compiled=False)
+    assert read_run(tmp_path / "run", config) is not None
+    assert read_run(tmp_path / "run", replace(config, batch=config.batch + 1)) is None
+    (tmp_path / "run" / "summary.json").write_text('{"state": "finished"}')
+    assert read_run(tmp_path / "run", config) is None
+
+
+def test_a_damaged_results_file_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    options = Options(scale="smoke", runs=tmp_path)
+    file = results_file("heads", "smoke", options.results, options.runs)
+    file.parent.mkdir(parents=True)
+    file.write_text("{bad")
+    with pytest.raises(ValueError, match=r"heads\.json: expected a list of results"):
+        run_experiment(EXPERIMENTS["heads"], options)
+    assert not list(tmp_path.rglob("config.json"))
 
 
 def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
@@ -232,6 +371,38 @@ def test_outcomes(pairs: list[tuple[float, float]], outcome: str) -> None:
     assert all_above([(row(a, 1.0), row(b, 1.0), "") for a, b in pairs]).outcome == outcome
 
 
+def place(attention: str, heads: int, mean: float) -> dict[str, Any]:
+    return {"attention": attention, "heads": heads, **row(mean, 1.0)}
+
+
+def test_ends_of_an_axis_are_compared_in_every_group() -> None:
+    judge = above("heads", 16, 1, [{"attention": "hyla"}, {"attention": "linear"}])
+    rows = [place("hyla", 16, 9.0), place("hyla", 1, 0.0), place("hyla", 4, 50.0)]
+    assert judge(rows).outcome == "in part"  # of linear attention nothing is known
+    assert "1 of 2 comparisons" in judge(rows).evidence
+    rows += [place("linear", 1, 0.0), place("linear", 16, 9.0)]
+    assert judge(rows[::-1]).outcome == "reproduced"
+    rows[-1] = place("linear", 16, -9.0)
+    assert judge(rows).outcome == "in part"
+
+
+def unknown(number: int, unknown_r2: float, known_r2: float) -> dict[str, Any]:
+    axes = dict(EXPERIMENTS["fuzzy"].points()[number].axes)
+    values = {"unknown terms": unknown_r2, "in distribution": known_r2}
+    return axes | {"measures": {k: {"mean": v, "standard_error": 1.0} for k, v in values.items()}}
+
+
+def test_unknown_terms_must_be_unsolved_everywhere() -> None:
+    judge = EXPERIMENTS["fuzzy"].claims[2].judge
+    rows = [unknown(i, -5.0, 99.0) for i in range(36)]
+    assert judge(rows).outcome == "reproduced"
+    assert judge(rows[:3]).outcome == "in part"
+    rows[7] = unknown(7, 40.0, 50.0)
+    assert judge(rows).outcome == "in part"
+    assert judge([unknown(0, 90.0, 99.0)]).outcome == "not reproduced"
+    assert judge([unknown(0, -5.0, -20.0)]).outcome == "in part"
+
+
 def test_a_comparison_that_is_missing_is_not_reproduced() -> None:
     verdict = all_above([(row(9.0, 1.0), row(0.0, 1.0), "a"), (None, row(0.0, 1.0), "b")])
     assert verdict.outcome == "in part"
@@ -254,11 +425,17 @@ def test_kept_models_are_analysed_again_without_their_runs(
     rows = run_experiment(experiment, options)
     (folder,) = (tmp_path / "results" / "models").iterdir()
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 100_000
+    members_of_kept = load_run(folder)[0].members
     shutil.rmtree(tmp_path / "runs")
-    again = run_experiment(experiment, options)
+    again = run_experiment(experiment, replace(options, again=True))
     assert not list((tmp_path / "runs").rglob("config.json"))
-    origin = ("members", "runs", "seconds")
-    assert [{k: v for k, v in row.items() if k not in origin} for row in again] == [
-        {k: v for k, v in row.items() if k not in origin} for row in rows
-    ]
-    assert again[0]["members"] == 4  # those of the run that is kept
+    assert again == rows
+    # The choice is another one now: so is what is kept.
+    shutil.rmtree(tmp_path / "results")
+    runs = trained(chosen_points(experiment, options)[0], options, Watcher)
+    for run in runs:
+        for result in run.summary["members"]:
+            result["evaluation"]["validation"]["loss"] *= -1
+    keep(runs, options)
+    (other,) = (tmp_path / "results" / "models").iterdir()
+    assert load_run(other)[0].members != members_of_kept

@@ -287,3 +287,24 @@ def test_compiled_on_the_cpu_is_the_same_computation() -> None:
     torch.testing.assert_close(compiled.parameters, trained(config, 3).parameters)
     given, expected = compiled.evaluate("held_out", 37), trained(config, 3).evaluate("held_out", 37)
     torch.testing.assert_close(given, expected)
+
+
+def test_validation_takes_tasks_of_training_at_addresses_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    population = Population(tiny_run("sraven"), range(3), CPU, compiled=False)
+    seen: list[tuple[str, int, int]] = []
+    numbers = population.objective.numbers
+
+    def record(model: torch.nn.Module, split: str, index: torch.Tensor) -> torch.Tensor:
+        seen.append((split, int(index.min()), int(index.max())))
+        return numbers(model, split, index)
+
+    monkeypatch.setattr(population.objective, "numbers", record)
+    for split in ("validation", "train", "held_out"):
+        population.evaluate(split, 13)
+    assert seen == [
+        ("train", 2**41, 2**41 + 12),
+        ("train", 2**40, 2**40 + 12),
+        ("held_out", 2**40, 2**40 + 12),
+    ]

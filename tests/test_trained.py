@@ -58,7 +58,8 @@ def test_an_older_checkpoint_is_loaded_on_request_only(tmp_path: Path) -> None:
 def test_members_that_are_kept_are_the_same_and_finished(tmp_path: Path) -> None:
     config = tiny_run("sraven")
     whole = train(config, tmp_path / "run", device="cpu", compiled=False)
-    keep_members(tmp_path / "run", [2, 0], tmp_path / "kept")
+    for members in ([1], [2, 0]):  # the second replaces the first
+        keep_members(tmp_path / "run", members, tmp_path / "kept", {"members": 3})
     kept_config, kept = load_run(tmp_path / "kept")
     assert kept_config == replace(config, members=(config.members[2], config.members[0]))
     _, population = load_run(tmp_path / "run")
@@ -67,4 +68,5 @@ def test_members_that_are_kept_are_the_same_and_finished(tmp_path: Path) -> None
     summary = train(kept_config, tmp_path / "kept", device="cpu", compiled=False)
     assert summary["state"] == "finished"
     assert summary["members"][0]["evaluation"] == whole["members"][2]["evaluation"]
-    assert summary["members_trained"] == 3
+    assert summary["origin"] == {"members": 3}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "kept"}
