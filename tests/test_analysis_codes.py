@@ -186,7 +186,7 @@ def test_wrong_arguments_are_named() -> None:
         collect(population, SRAVEN, "train", 5, seed=0)
     with pytest.raises(ValueError, match="instances: expected"):
         collect(one, SRAVEN, "train", 0, seed=0)
-    with pytest.raises(ValueError, match="keys: expected 'self'"):
+    with pytest.raises(ValueError, match="permute: expected False"):
         collect(model(FUZZY), FUZZY, "train", 5, seed=0, permute=True)
     with pytest.raises(ValueError, match=r"split: unknown name"):
         collect(one, SRAVEN, "held-out", 5, seed=0)

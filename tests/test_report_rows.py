@@ -80,7 +80,7 @@ def measured_row(point: Any, rng: random.Random) -> Row:
 
 def provenance(config: Any, name: str, rng: random.Random) -> Row:
     return {
-        "search": "full", "members": len(config.members),
+        "search": "full", "date": "2026-11-15", "members": len(config.members),
         "instances": config.steps * config.batch, "precision": "bf16", "device": "NVIDIA H200",
         "versions": {"hyla": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "cuda": "13.0"},
         "seconds": round(rng.uniform(200, 900), 1),

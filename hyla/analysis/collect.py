@@ -89,9 +89,10 @@ def _maker(
             raise bad_value("fixed", repr(fixed), "None: SRAVEN has no inputs to fix")
         sraven = Sraven(replace(task, permute=permute and task.permute), seed, device=place)
         return partial(_sraven, model, sraven, split, keys), {"rule": RULES}
-    if keys != "self" or permute:
-        given = f"{keys!r} with permute={permute}"
-        raise bad_value("keys", given, "'self', without permute, for fuzzy logic")
+    if keys != "self":
+        raise bad_value("keys", repr(keys), "'self' for fuzzy logic")
+    if permute:
+        raise bad_value("permute", permute, "False: fuzzy logic has no features to permute")
     return partial(_fuzzy_logic, model, FuzzyLogic(task, seed, device=place), split, fixed), {}
 
 

@@ -9,6 +9,7 @@ from hyla.cli.shared import output as standard_output
 from hyla.cli.shared import write_json
 from hyla.errors import bad_value
 from hyla.experiments.results import RESULTS, RUNS
+from hyla.train.runs import list_runs
 
 
 def report(
@@ -40,6 +41,10 @@ def report(
 
         drawn = draw_figures(found, figures)
     problems = [problem for one in found for problem in one.problems]
+    problems += [f"{s.path} is damaged: {s.problem}" for s in list_runs(runs) if s.problem]
+    problems += [
+        f"There is no folder {folder}" for folder in (results, runs) if not folder.exists()
+    ]
     if json:
         experiments = {
             one.experiment.name: {

@@ -24,6 +24,7 @@ from hyla.report.drawn import (
 from hyla.report.lines import CEILING
 from hyla.report.text import at, hover, label, number, places, plain, rounded, shown, with_error
 
+SAME_CEILING = 1.0  # percent: seeds hold out other combinations
 MOST_BARS = 6  # beside each other; more are drawn as a map of numbers
 MOST_NARROW = 20  # bars in a panel that shares its line with others
 CONTROL = ", labels shuffled"
@@ -45,6 +46,8 @@ def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         there.sort(key=lambda row: colours.index(row[figure.colour]))
     rules = list(dict.fromkeys(rule for row in there for rule in _by_rule(row, figure.y)))
     ceilings = [c for row in there if (c := number(row.get("ceiling"))) and figure.ceiling]
+    if ceilings and max(ceilings) - min(ceilings) > SAME_CEILING:
+        ceilings = []  # one line would not do for tasks that differ
     drawn.numbers = _numbers(figure, there, rules, axes)
     if len(there) > MOST_BARS:
         drawn.panels.append(_map(figure, there, rules, axes))

@@ -10,15 +10,17 @@ from hyla.experiments.judge import NOT_MEASURED
 from hyla.experiments.results import is_at, read_rows, results_file
 from hyla.experiments.scales import points_at
 
-DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+DAMAGE = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
 class Found:
     """An experiment and what is known of it.
 
-    scale: of the rows; empty if there are none. file: the one they are in; date: of its last
-        change, in seconds since 1970.
+    scale: of the rows; empty if there are none. file: the one they are in.
     points, measured: how many there are to be at this scale, and how many have a row.
     problems: files and rows that could not be used, each in one line.
     """
@@ -27,7 +29,6 @@ class Found:
     scale: str = ""
     rows: Sequence[Row] = ()
     file: Path | None = None
-    date: float = 0.0
     points: int = 0
     measured: int = 0
     problems: Sequence[str] = ()
@@ -35,8 +36,12 @@ class Found:
 
 
 def load(results: Path, runs: Path) -> list[Found]:
-    """All declared experiments, each with the rows of the largest scale that has any."""
-    return [_load(experiment, results, runs) for experiment in EXPERIMENTS.values()]
+    """All declared experiments, each with the rows of the largest scale that has any.
+
+    Those that have some come first.
+    """
+    found = [_load(experiment, results, runs) for experiment in EXPERIMENTS.values()]
+    return sorted(found, key=lambda one: not one.rows)
 
 
 def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
@@ -47,11 +52,8 @@ def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
         if rows:
             points = [point.axes for point in points_at(experiment, scale)]
             measured = sum(any(is_at(row, axes) for row in rows) for axes in points)
-            date = file.stat().st_mtime
             verdicts = _verdicts(experiment, rows)
-            return Found(
-                experiment, scale, rows, file, date, len(points), measured, problems, verdicts
-            )
+            return Found(experiment, scale, rows, file, len(points), measured, problems, verdicts)
     points = [point.axes for point in points_at(experiment, experiment.scales[0])]
     nothing = [(claim, NOT_MEASURED) for claim in experiment.claims]
     return Found(experiment, points=len(points), problems=problems, verdicts=nothing)

@@ -60,15 +60,13 @@ def _how(found: Found) -> str:
     name = found.experiment.name
     if not found.rows:
         return ""
-    made = list(dict.fromkeys(str(row["command"]) for row in found.rows if row.get("command")))
-    made = made or [f"hyla reproduce {name} --scale {found.scale}"]
     parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
     if found.measured < found.points:
         parts = [
             f"<p><strong>{found.measured} of {found.points} points are measured</strong>; the same "
             "command does the rest:</p>"
         ]
-    parts += map(command, made)
+    parts += map(command, _commands(found))
     whole = found.experiment.scales[0]
     if found.scale != whole:
         parts.append(f"<p>At {NAMES[whole]}:</p>")
@@ -109,9 +107,15 @@ def _empty(drawn: Drawn, found: Found) -> str:
 
 
 def _place(found: Found, inside: str) -> str:
+    return f'<div class="empty">{inside}{command(_commands(found)[0])}</div>'
+
+
+def _commands(found: Found) -> list[str]:
+    """Those that made the rows, or else the one that would."""
+    made = [str(row["command"]) for row in found.rows if row.get("command")]
     experiment = found.experiment
-    text = f"hyla reproduce {experiment.name} --scale {found.scale or experiment.scales[0]}"
-    return f'<div class="empty">{inside}{command(text)}</div>'
+    scale = found.scale or experiment.scales[0]
+    return list(dict.fromkeys(made)) or [f"hyla reproduce {experiment.name} --scale {scale}"]
 
 
 def runs_section(root: Path, states: Sequence[RunState]) -> str:

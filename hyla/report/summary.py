@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
 from hyla.experiments.declare import Claim, Verdict
 from hyla.experiments.judge import IN_PART, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
@@ -11,6 +10,7 @@ from hyla.report.found import Found
 from hyla.report.parts import folded
 from hyla.report.text import at, duration, escape, number, shown
 
+MOST = 1e15  # of instances or seconds: more is a mistake, and should not spoil the sum
 OUTCOMES = (REPRODUCED, IN_PART, NOT_REPRODUCED)
 LOOKS = {
     REPRODUCED: ("good", "✓"),
@@ -31,6 +31,18 @@ BADGES = {
     "smoke": "smoke: tiny models, shows only that it works",
     "": "not measured",
 }
+
+
+ABOUT = """
+<a href="https://arxiv.org/abs/2406.05816">The paper</a> (Schug et al., ICLR 2025) sees multi-head
+attention as a hypernetwork: for every pair of tokens the scores over the heads are a <em>latent
+code</em> that configures a small <em>value network</em>. It proposes HYLA, which makes this network
+nonlinear, and tests on two tasks whether models solve new combinations of known parts, which were
+<em>held out</em> of training: <em>fuzzy logic</em> functions made of terms, to be learned from
+examples (measured by R2, the share of variance explained), and <em>SRAVEN</em>, symbolic puzzles
+made of rules (measured by the share solved). F1 says how well terms or rules can be read off the
+codes.
+""".strip()
 
 
 def badge(scale: str) -> str:
@@ -87,6 +99,7 @@ def first_screen(found: Sequence[Found]) -> str:
     lines = "".join(f'<p class="lead">{escape(line)}</p>' for line in in_words(found))
     parts = [
         "<h1>Attention as a Hypernetwork, reproduced</h1>",
+        f"<p>{ABOUT}</p>",
         lines,
         _facts(found),
         *_groups(found),
@@ -134,7 +147,7 @@ def _facts(found: Sequence[Found]) -> str:
             for scale in SCALES
             if scales[scale]
         ),
-        "results": _dates(one.date for one in found if one.rows),
+        "results": _dates(row.get("date") for row in rows),
         "device": _distinct(row.get("device") for row in rows),
         "versions": "; ".join(
             f"{name} {_distinct(at(row, 'versions', name) for row in rows)}"
@@ -151,8 +164,8 @@ def _distinct(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(shown(value) for value in values if value))
 
 
-def _dates(dates: Iterable[float]) -> str:
-    days = [datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M UTC") for date in dates]
+def _dates(dates: Iterable[object]) -> str:
+    days = [date for date in dates if isinstance(date, str)]
     if not days:
         return ""
     first, last = min(days), max(days)
@@ -165,9 +178,10 @@ def _cost(found: Sequence[Found]) -> str:
     for one in found:
         for row in one.rows:
             seconds, runs = number(row.get("seconds")), row.get("runs")
-            if seconds is not None and isinstance(runs, list):
-                trained = (number(row.get("members")) or 0, number(row.get("instances")) or 0)
-                costs[one.scale, *sorted(map(str, runs))] = (seconds, *trained)
+            members, instances = number(row.get("members")), number(row.get("instances"))
+            if isinstance(runs, list) and None not in (numbers := (seconds, members, instances)):
+                names = sorted(shown(run) for run in runs)
+                costs[one.scale, *names] = tuple(min(value or 0.0, MOST) for value in numbers)
     if not costs:
         return ""
     seconds = sum(cost[0] for cost in costs.values())

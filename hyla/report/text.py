@@ -105,7 +105,9 @@ def shown(value: Any) -> str:
     ('20 M', '51,200', '0.0003', 'hyla', '1, 2')
     """
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value))
+        return ", ".join("..." if isinstance(x, list | tuple | dict) else shown(x) for x in value)
+    if isinstance(value, dict):
+        return shown(list(value))
     found = number(value)
     if found is None:
         return "none" if value is None else str(value)

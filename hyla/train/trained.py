@@ -66,7 +66,8 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 def _read(path: Path, step: int | None) -> tuple[RunConfig, Checkpoint]:
     if not (path / CONFIG).is_file():
-        raise bad_value(str(path), f"one without {CONFIG}", "the folder of a run")
+        given = f"one without {CONFIG}" if path.exists() else "nothing there"
+        raise bad_value(str(path), given, "the folder of a run")
     config = RunConfig.from_dict(read_config(path)[0])
     there = {step_of(file): file for file in paths(path / CHECKPOINTS)}
     chosen = max(there, default=None) if step is None else step
