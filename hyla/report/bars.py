@@ -19,6 +19,7 @@ from hyla.report.drawn import (
     panels_of,
     usable,
     values_of,
+    with_measure,
     y_range,
 )
 from hyla.report.lines import CEILING
@@ -168,12 +169,7 @@ def _numbers(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequen
 def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
     """A measure over an axis, with the control beside it."""
     drawn = Drawn(figure.title)
-
-    def check(row: Row) -> None:
-        need(row, figure.x, figure.colour, figure.facet)
-        measure(row, figure.y)
-
-    there = list(usable(drawn, rows, axes, check))
+    there = with_measure(drawn, figure, rows, axes)
     if not there:
         return drawn
     colours = values_of(there, figure.colour) or [""]

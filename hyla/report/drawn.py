@@ -44,7 +44,6 @@ class Cell:
     text: str
     about: str = ""
     mark: str = ""
-    note: str = ""
 
 
 Cells = Sequence["Cell | str"]
@@ -154,3 +153,15 @@ def y_range(tops: Iterable[float], bottoms: Iterable[float], *, percent: bool) -
         return [0.0, 103.0]
     room = 0.06 * ((top - low) or 1.0)
     return [low - (room if low < 0 else 0.0), top + room]
+
+
+def with_measure(
+    drawn: Drawn, figure: Figure, rows: Sequence[Row], axes: Sequence[str]
+) -> list[Row]:
+    """The rows that have the axes and the measure of a figure."""
+
+    def check(row: Row) -> None:
+        need(row, figure.x, figure.colour, figure.facet)
+        measure(row, figure.y)
+
+    return list(usable(drawn, rows, axes, check))

@@ -19,6 +19,7 @@ from hyla.report.drawn import (
     panels_of,
     usable,
     values_of,
+    with_measure,
     x_axis,
     y_range,
 )
@@ -30,12 +31,7 @@ CEILING = "ceiling (exact solver)"
 def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
     """A panel for each value of the facet, a line for each of the colour."""
     drawn = Drawn(figure.title)
-
-    def check(row: Row) -> None:
-        need(row, figure.x, figure.colour, figure.facet)
-        measure(row, figure.y)
-
-    there = list(usable(drawn, rows, axes, check))
+    there = with_measure(drawn, figure, rows, axes)
     if not there:
         return drawn
     colours = values_of(there, figure.colour) or [""]
