@@ -1,6 +1,5 @@
 """The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
 
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 import pytest
 from helpers import tiny_run
 
-from hyla.experiments import EXPERIMENTS, codes
+from hyla.experiments import EXPERIMENTS, codes, runner
 from hyla.experiments.ablation import ABLATION, ROWS, title
-from hyla.experiments.declare import HELD_OUT, Point
-from hyla.experiments.judge import above, all_above, difference
+from hyla.experiments.declare import Point
 from hyla.experiments.results import read_rows, results_file, write_rows
-from hyla.experiments.rows import FinishedRun, choose, measured, members_of, paper_choice
 from hyla.experiments.runner import (
     Options,
     chosen_points,
@@ -27,93 +24,10 @@ from hyla.experiments.runner import (
 from hyla.experiments.runner import finished as read_run
 from hyla.experiments.scales import points_at
 from hyla.files import without_nan
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
 from hyla.train import TimeUp, load_run, train
 from hyla.train.config import grid
 from hyla.train.watch import Watcher
-
-SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
-
-
-def member(seed: int, rate: float, validation: float | None, held_out: float) -> dict[str, Any]:
-    evaluation = None
-    if validation is not None:
-        evaluation = {
-            "held_out": {"r2": held_out, "loss": 1 - held_out},
-            "train": {"r2": 0.5, "loss": 0.5},
-            "validation": {"r2": 0.5, "loss": validation},
-        }
-    settings = dict(zip(SETTINGS, (seed, rate, 0.1, 100), strict=True))
-    return settings | {"evaluation": evaluation, "loss": 0.1, "diverged_at": None}
-
-
-def finished(*members: dict[str, Any]) -> FinishedRun:
-    config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
-    return FinishedRun(Path("run"), config, {"members": list(members), "seconds": 1.0}, {})
-
-
-def test_the_best_validation_loss_is_chosen_whatever_is_reported() -> None:
-    run = finished(
-        member(0, 1e-3, 0.20, 0.9), member(1, 1e-3, 0.30, 0.9),
-        member(0, 3e-3, 0.22, 0.1), member(1, 3e-3, 0.26, 0.3),
-    )  # fmt: skip
-    (row,) = measured(Point({"attention": "hyla"}, run.config, (50.0, 1.0)), [run], "smoke")
-    assert row["hyperparameters"]["learning_rate"] == 3e-3  # 0.24 against 0.25
-    assert row["per_seed"] == [10.0, 30.0]
-    assert (row["mean"], row["standard_error"]) == (20.0, 10.0)
-    assert row["paper_choice"]["mean"] == 90.0
-    assert (row["paper_mean"], row["paper_standard_error"]) == (50.0, 1.0)
-    assert [round(g["validation_loss"], 3) for g in row["grid"]] == [0.25, 0.24]
-
-
-@pytest.mark.parametrize("scramble", range(3))
-def test_the_choice_does_not_look_at_what_is_reported(scramble: int) -> None:
-    values = [0.3, 0.9, 0.1, 0.7]
-    values = values[scramble:] + values[:scramble]
-    losses = [0.5, 0.4, 0.1, 0.7]
-    run = finished(*(member(0, 1e-3 * (i + 1), losses[i], values[i]) for i in range(4)))
-    assert choose(members_of([run]))[0].number == 2
-
-
-def test_a_setting_that_diverged_is_not_chosen() -> None:
-    run = finished(member(0, 1e-3, 0.9, 0.1), member(0, 3e-3, None, 0.0))
-    assert choose(members_of([run]))[0].number == 0
-    assert paper_choice(members_of([run]))[0].number == 0
-    lost = finished(member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0))
-    (row,) = measured(Point({}, lost.config), [lost], "smoke")
-    assert row["mean"] is None
-    assert row["per_seed"] == [None, None]
-
-
-def test_of_settings_that_all_diverged_the_one_that_did_least_is_chosen() -> None:
-    run = finished(
-        member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0),
-        member(0, 3e-3, 0.5, 0.3), member(1, 3e-3, None, 0.0),
-    )  # fmt: skip
-    for chosen in (choose(members_of([run])), paper_choice(members_of([run]))):
-        assert [m.number for m in chosen] == [2, 3]
-    (row,) = measured(Point({}, run.config), [run], "smoke")
-    assert (row["mean"], row["standard_error"], row["per_seed"]) == (30.0, None, [30.0, None])
-
-
-def test_each_measure_is_of_its_split() -> None:
-    values = {"held_out": 0.1, "train": 0.2, "unknown": 0.3, "validation": 0.4}
-    evaluation = {split: {"r2": value, "loss": 1.0} for split, value in values.items()}
-    one = member(0, 1e-3, 0.1, 0.1) | {"evaluation": evaluation, "loss": 0.7}
-    run = finished(one)
-    run = replace(
-        run, config=replace(run.config, splits=("train", "held_out"), task=run.config.task)
-    )
-    (found,) = members_of([run])
-    names = ("held out", "in distribution", "unknown terms", "training loss")
-    assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
-
-
-def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
-    search = finished(member(0, 1e-3, 0.3, 0.5), member(0, 3e-3, 0.2, 0.4))
-    others = finished(member(1, 3e-3, 9.0, 0.6), member(2, 3e-3, 9.0, 0.8))
-    chosen = choose(members_of([search, others]))
-    assert [m.seed for m in chosen] == [0, 1, 2]
-    assert {m.settings[0] for m in chosen} == {3e-3}
 
 
 def test_runs_are_split_by_warmup_and_by_search() -> None:
@@ -263,6 +177,9 @@ def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:
             assert 50 < row["ceiling"] <= 100
             assert row["curves"]["step"] == [2, 4]
             assert len(row["accuracy_by_rule"]) == 8
+            # The curves end where the chosen members were measured.
+            for rule, values in row["feature_accuracy_by_rule"].items():
+                assert row["curves"]["by_rule"][rule][-1] == pytest.approx(values["mean"], abs=1e-3)
 
 
 def test_what_is_there_is_skipped_and_what_was_cut_goes_on(tmp_path: Path) -> None:
@@ -344,72 +261,6 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
         read_rows(damaged)
 
 
-def row(mean: float, error: float | None) -> dict[str, Any]:
-    return {"mean": mean, "measures": {HELD_OUT: {"mean": mean, "standard_error": error}}}
-
-
-def test_differences_are_counted_in_standard_errors() -> None:
-    gap, errors = difference(row(10.0, 3.0), row(0.0, 4.0))
-    assert (gap, errors) == (10.0, 2.0)
-    assert difference(row(10.0, None), row(0.0, 4.0)) == (10.0, 0.0)
-    assert difference(row(1.0, 0.0), row(0.0, 0.0))[1] == math.inf
-    assert difference(row(0.0, 0.0), row(0.0, 0.0)) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    "pairs, outcome",
-    [
-        ([(9.0, 0.0), (9.0, 0.0)], "reproduced"),
-        ([(9.0, 0.0), (1.0, 0.0)], "in part"),
-        ([(1.0, 0.0), (1.0, 0.0)], "in part"),
-        ([(1.0, 0.0), (0.0, 1.0)], "not reproduced"),
-        ([(9.0, 0.0), (0.0, 9.0)], "in part"),
-        ([(0.0, 9.0)], "not reproduced"),
-    ],
-)
-def test_outcomes(pairs: list[tuple[float, float]], outcome: str) -> None:
-    assert all_above([(row(a, 1.0), row(b, 1.0), "") for a, b in pairs]).outcome == outcome
-
-
-def place(attention: str, heads: int, mean: float) -> dict[str, Any]:
-    return {"attention": attention, "heads": heads, **row(mean, 1.0)}
-
-
-def test_ends_of_an_axis_are_compared_in_every_group() -> None:
-    judge = above("heads", 16, 1, [{"attention": "hyla"}, {"attention": "linear"}])
-    rows = [place("hyla", 16, 9.0), place("hyla", 1, 0.0), place("hyla", 4, 50.0)]
-    assert judge(rows).outcome == "in part"  # of linear attention nothing is known
-    assert "1 of 2 comparisons" in judge(rows).evidence
-    rows += [place("linear", 1, 0.0), place("linear", 16, 9.0)]
-    assert judge(rows[::-1]).outcome == "reproduced"
-    rows[-1] = place("linear", 16, -9.0)
-    assert judge(rows).outcome == "in part"
-
-
-def unknown(number: int, unknown_r2: float, known_r2: float) -> dict[str, Any]:
-    axes = dict(EXPERIMENTS["fuzzy"].points()[number].axes)
-    values = {"unknown terms": unknown_r2, "in distribution": known_r2}
-    return axes | {"measures": {k: {"mean": v, "standard_error": 1.0} for k, v in values.items()}}
-
-
-def test_unknown_terms_must_be_unsolved_everywhere() -> None:
-    judge = EXPERIMENTS["fuzzy"].claims[2].judge
-    rows = [unknown(i, -5.0, 99.0) for i in range(36)]
-    assert judge(rows).outcome == "reproduced"
-    assert judge(rows[:3]).outcome == "in part"
-    rows[7] = unknown(7, 40.0, 50.0)
-    assert judge(rows).outcome == "in part"
-    assert judge([unknown(0, 90.0, 99.0)]).outcome == "not reproduced"
-    assert judge([unknown(0, -5.0, -20.0)]).outcome == "in part"
-
-
-def test_a_comparison_that_is_missing_is_not_reproduced() -> None:
-    verdict = all_above([(row(9.0, 1.0), row(0.0, 1.0), "a"), (None, row(0.0, 1.0), "b")])
-    assert verdict.outcome == "in part"
-    assert "1 of 2 comparisons not measured" in verdict.evidence
-    assert all_above([(None, None, "")]).outcome == "not measured"
-
-
 def test_kept_models_are_analysed_again_without_their_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,3 +290,32 @@ def test_kept_models_are_analysed_again_without_their_runs(
     keep(runs, options)
     (other,) = (tmp_path / "results" / "models").iterdir()
     assert load_run(other)[0].members != members_of_kept
+
+
+def test_options_reach_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def record(config: Any, path: Path, **options: Any) -> None:
+        given.update(options, precision=config.precision, folder=path.parent)
+        raise TimeUp
+
+    monkeypatch.setattr(runner, "train", record)
+    options = Options(
+        scale="smoke", runs=tmp_path, precision="bf16", members=5, device="cpu", deadline=7.0
+    )
+    with pytest.raises(TimeUp):
+        run_experiment(EXPERIMENTS["heads"], options)
+    assert (given["members_at_once"], given["deadline"], given["device"]) == (5, 7.0, "cpu")
+    assert (given["precision"], given["folder"]) == ("bf16", tmp_path / "smoke")
+
+
+def test_maps_show_held_out_functions(tmp_path: Path) -> None:
+    options = Options(scale="smoke", runs=tmp_path, only={"attention": ("linear",)})
+    rows = run_experiment(EXPERIMENTS["demo-codes"], options)
+    task = EXPERIMENTS["demo-codes"].points()[0].config.task  # type: ignore[union-attr]
+    assert isinstance(task, FuzzyLogicConfig)
+    held_out = {describe(c, task.variables) for c in split_combinations(task, "held_out", 0)}
+    maps = [row for row in rows if row["what"] == "map"]
+    assert [row["layer"] for row in maps] == [0, 1]
+    for row in maps:
+        assert set(row["colours"]["function"]) <= held_out

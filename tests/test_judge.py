@@ -1,0 +1,76 @@
+"""Whether claims hold: differences against standard errors, and what is missing."""
+
+import math
+from typing import Any
+
+import pytest
+
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import HELD_OUT
+from hyla.experiments.judge import above, all_above, difference
+
+
+def row(mean: float, error: float | None) -> dict[str, Any]:
+    return {"mean": mean, "measures": {HELD_OUT: {"mean": mean, "standard_error": error}}}
+
+
+def test_differences_are_counted_in_standard_errors() -> None:
+    gap, errors = difference(row(10.0, 3.0), row(0.0, 4.0))
+    assert (gap, errors) == (10.0, 2.0)
+    assert difference(row(10.0, None), row(0.0, 4.0)) == (10.0, 0.0)
+    assert difference(row(1.0, 0.0), row(0.0, 0.0))[1] == math.inf
+    assert difference(row(0.0, 0.0), row(0.0, 0.0)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "pairs, outcome",
+    [
+        ([(9.0, 0.0), (9.0, 0.0)], "reproduced"),
+        ([(9.0, 0.0), (1.0, 0.0)], "in part"),
+        ([(1.0, 0.0), (1.0, 0.0)], "in part"),
+        ([(1.0, 0.0), (0.0, 1.0)], "not reproduced"),
+        ([(9.0, 0.0), (0.0, 9.0)], "in part"),
+        ([(0.0, 9.0)], "not reproduced"),
+    ],
+)
+def test_outcomes(pairs: list[tuple[float, float]], outcome: str) -> None:
+    assert all_above([(row(a, 1.0), row(b, 1.0), "") for a, b in pairs]).outcome == outcome
+
+
+def place(attention: str, heads: int, mean: float) -> dict[str, Any]:
+    return {"attention": attention, "heads": heads, **row(mean, 1.0)}
+
+
+def test_ends_of_an_axis_are_compared_in_every_group() -> None:
+    judge = above("heads", 16, 1, [{"attention": "hyla"}, {"attention": "linear"}])
+    rows = [place("hyla", 16, 9.0), place("hyla", 1, 0.0), place("hyla", 4, 50.0)]
+    assert judge(rows).outcome == "in part"  # of linear attention nothing is known
+    assert "1 of 2 comparisons" in judge(rows).evidence
+    rows += [place("linear", 1, 0.0), place("linear", 16, 9.0)]
+    assert judge(rows[::-1]).outcome == "reproduced"
+    rows[-1] = place("linear", 16, -9.0)
+    assert judge(rows).outcome == "in part"
+
+
+def unknown(number: int, unknown_r2: float, known_r2: float) -> dict[str, Any]:
+    axes = dict(EXPERIMENTS["fuzzy"].points()[number].axes)
+    values = {"unknown terms": unknown_r2, "in distribution": known_r2}
+    return axes | {"measures": {k: {"mean": v, "standard_error": 1.0} for k, v in values.items()}}
+
+
+def test_unknown_terms_must_be_unsolved_everywhere() -> None:
+    judge = EXPERIMENTS["fuzzy"].claims[2].judge
+    rows = [unknown(i, -5.0, 99.0) for i in range(36)]
+    assert judge(rows).outcome == "reproduced"
+    assert judge(rows[:3]).outcome == "in part"
+    rows[7] = unknown(7, 40.0, 50.0)
+    assert judge(rows).outcome == "in part"
+    assert judge([unknown(0, 90.0, 99.0)]).outcome == "not reproduced"
+    assert judge([unknown(0, -5.0, -20.0)]).outcome == "in part"
+
+
+def test_a_comparison_that_is_missing_is_not_reproduced() -> None:
+    verdict = all_above([(row(9.0, 1.0), row(0.0, 1.0), "a"), (None, row(0.0, 1.0), "b")])
+    assert verdict.outcome == "in part"
+    assert "1 of 2 comparisons not measured" in verdict.evidence
+    assert all_above([(None, None, "")]).outcome == "not measured"

@@ -1,0 +1,95 @@
+"""Rows of results: which hyperparameters are chosen, and what is reported of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_run
+
+from hyla.experiments.declare import Point
+from hyla.experiments.rows import FinishedRun, choose, measured, members_of, paper_choice
+
+SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
+
+
+def member(seed: int, rate: float, validation: float | None, held_out: float) -> dict[str, Any]:
+    evaluation = None
+    if validation is not None:
+        evaluation = {
+            "held_out": {"r2": held_out, "loss": 1 - held_out},
+            "train": {"r2": 0.5, "loss": 0.5},
+            "validation": {"r2": 0.5, "loss": validation},
+        }
+    settings = dict(zip(SETTINGS, (seed, rate, 0.1, 100), strict=True))
+    return settings | {"evaluation": evaluation, "loss": 0.1, "diverged_at": None}
+
+
+def finished(*members: dict[str, Any]) -> FinishedRun:
+    config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
+    return FinishedRun(Path("run"), config, {"members": list(members), "seconds": 1.0}, {})
+
+
+def test_the_best_validation_loss_is_chosen_whatever_is_reported() -> None:
+    run = finished(
+        member(0, 1e-3, 0.20, 0.9), member(1, 1e-3, 0.30, 0.9),
+        member(0, 3e-3, 0.22, 0.1), member(1, 3e-3, 0.26, 0.3),
+    )  # fmt: skip
+    (row,) = measured(Point({"attention": "hyla"}, run.config, (50.0, 1.0)), [run], "smoke")
+    assert row["hyperparameters"]["learning_rate"] == 3e-3  # 0.24 against 0.25
+    assert row["per_seed"] == [10.0, 30.0]
+    assert (row["mean"], row["standard_error"]) == (20.0, 10.0)
+    assert row["paper_choice"]["mean"] == 90.0
+    assert (row["paper_mean"], row["paper_standard_error"]) == (50.0, 1.0)
+    assert [round(g["validation_loss"], 3) for g in row["grid"]] == [0.25, 0.24]
+
+
+@pytest.mark.parametrize("scramble", range(3))
+def test_the_choice_does_not_look_at_what_is_reported(scramble: int) -> None:
+    values = [0.3, 0.9, 0.1, 0.7]
+    values = values[scramble:] + values[:scramble]
+    losses = [0.5, 0.4, 0.1, 0.7]
+    run = finished(*(member(0, 1e-3 * (i + 1), losses[i], values[i]) for i in range(4)))
+    assert choose(members_of([run]))[0].number == 2
+
+
+def test_a_setting_that_diverged_is_not_chosen() -> None:
+    run = finished(member(0, 1e-3, 0.9, 0.1), member(0, 3e-3, None, 0.0))
+    assert choose(members_of([run]))[0].number == 0
+    assert paper_choice(members_of([run]))[0].number == 0
+    lost = finished(member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0))
+    (row,) = measured(Point({}, lost.config), [lost], "smoke")
+    assert row["mean"] is None
+    assert row["per_seed"] == [None, None]
+
+
+def test_of_settings_that_all_diverged_the_one_that_did_least_is_chosen() -> None:
+    run = finished(
+        member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0),
+        member(0, 3e-3, 0.5, 0.3), member(1, 3e-3, None, 0.0),
+    )  # fmt: skip
+    for chosen in (choose(members_of([run])), paper_choice(members_of([run]))):
+        assert [m.number for m in chosen] == [2, 3]
+    (row,) = measured(Point({}, run.config), [run], "smoke")
+    assert (row["mean"], row["standard_error"], row["per_seed"]) == (30.0, None, [30.0, None])
+
+
+def test_each_measure_is_of_its_split() -> None:
+    values = {"held_out": 0.1, "train": 0.2, "unknown": 0.3, "validation": 0.4}
+    evaluation = {split: {"r2": value, "loss": 1.0} for split, value in values.items()}
+    one = member(0, 1e-3, 0.1, 0.1) | {"evaluation": evaluation, "loss": 0.7}
+    run = finished(one)
+    run = replace(
+        run, config=replace(run.config, splits=("train", "held_out"), task=run.config.task)
+    )
+    (found,) = members_of([run])
+    names = ("held out", "in distribution", "unknown terms", "training loss")
+    assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
+
+
+def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
+    search = finished(member(0, 1e-3, 0.3, 0.5), member(0, 3e-3, 0.2, 0.4))
+    others = finished(member(1, 3e-3, 9.0, 0.6), member(2, 3e-3, 9.0, 0.8))
+    chosen = choose(members_of([search, others]))
+    assert [m.seed for m in chosen] == [0, 1, 2]
+    assert {m.settings[0] for m in chosen} == {3e-3}
