@@ -20,6 +20,7 @@ from hyla.experiments.scales import SCALES
 from hyla.report import load, render, write
 from hyla.report.drawn import Drawn
 from hyla.report.figures import DRAWINGS, draw
+from hyla.report.markdown import BEGIN, END, update
 from hyla.report.page import plotly_script
 from hyla.report.summary import BADGES, counts, in_words
 from hyla.report.tables import against_paper, draw_table
@@ -332,3 +333,20 @@ def test_absurd_numbers_and_deep_nesting_do_not_stop_the_page(tmp_path: Path) ->
     rows[1] |= {"device": deep, "runs": [deep], "versions": {"torch": deep}}
     (tmp_path / "heads.json").write_text(json.dumps(rows))
     assert "the number of heads" in render(tmp_path, tmp_path / "runs")
+
+
+def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
+    results, runs = write_results(tmp_path, dict)
+    file = tmp_path / "README.md"
+    file.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    for _ in range(2):
+        update(file, load(results, runs))
+        text = file.read_text()
+        assert text.startswith(f"before\n{BEGIN}| held out")
+        assert text.endswith(f"{END}\nafter\n")
+        assert "old" not in text
+        assert len([line for line in text.splitlines() if line.startswith("| ")]) == 14
+    file.write_text("no marks")
+    with pytest.raises(ValueError, match="expected a file with the lines"):
+        update(file, load(results, runs))
+    assert file.read_text() == "no marks"

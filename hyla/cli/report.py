@@ -17,6 +17,7 @@ def report(
     runs: Path = RUNS,
     results: Path = RESULTS,
     figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
+    readme: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json: bool = False,
 ) -> None:
     """Write one page of HTML with all results, figures and verdicts; it opens without a network.
@@ -26,6 +27,7 @@ def report(
         runs: Folder of the run folders, and of the results of smaller scales.
         results: Folder of the results at the paper's scale.
         figures: Also draw the main figures as PNG files, into this folder.
+        readme: Also write the table of ablations and the verdicts between the marks in this file.
         json: Print JSON only.
     """
     from hyla.report import write
@@ -40,6 +42,10 @@ def report(
         from hyla.report.static import draw_figures
 
         drawn = draw_figures(found, figures)
+    if readme is not None:
+        from hyla.report.markdown import update
+
+        update(readme, found)
     problems = [problem for one in found for problem in one.problems]
     problems += [f"{s.path} is damaged: {s.problem}" for s in list_runs(runs) if s.problem]
     problems += [

@@ -1,0 +1,64 @@
+"""The README's part of the results: the ablation table and a line for every claim."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyla.errors import bad_value
+from hyla.experiments.ablation import FUZZY, ROWS, SRAVEN, title
+from hyla.experiments.declare import Row
+from hyla.experiments.judge import NOT_MEASURED, find
+from hyla.files import new_file
+from hyla.report.found import Found
+from hyla.report.text import with_error
+
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+
+
+def results_block(found: Sequence[Found]) -> str:
+    """Markdown of what is measured at the paper's scale."""
+    there = [one for one in found if one.scale == "paper"]
+    rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
+    lines = [*_table(rows), "", *_claims(there)]
+    return "\n".join(lines) + "\n"
+
+
+def update(path: Path, found: Sequence[Found]) -> None:
+    """Writes the block between its two marks in a file."""
+    text = path.read_text()
+    begin, end = text.find(BEGIN), text.find(END)
+    if not 0 <= begin < end:
+        raise bad_value(str(path), "none", f"a file with the lines {BEGIN.strip()} and {END}")
+    text = text[: begin + len(BEGIN)] + results_block(found) + text[end:]
+    with new_file(path, overwrite=True) as handle:
+        handle.write(text.encode())
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "| held out, percent | fuzzy logic, R2 | paper | SRAVEN, accuracy | paper |",
+        "|---|---|---|---|---|",
+    ]
+    for attention, feed_forward in ROWS:
+        name = title(attention, feed_forward)
+        found = [find(rows, row=name, task=task) for task in (FUZZY, SRAVEN)]
+        if any(found):
+            cells = [cell for row in found for cell in _cells(row)]
+            lines.append(f"| {' | '.join([name, *cells])} |")
+    return lines
+
+
+def _cells(row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    ours = with_error(row["mean"], row.get("standard_error"))
+    return ours, with_error(row.get("paper_mean"), row.get("paper_standard_error"))
+
+
+def _claims(found: Sequence[Found]) -> list[str]:
+    return [
+        f"- {judged.outcome.capitalize()}: {claim.text} ({one.experiment.where}). "
+        f"{judged.evidence}."
+        for one in found
+        for claim, judged in one.verdicts
+        if judged.outcome != NOT_MEASURED.outcome
+    ]
