@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,8 +60,12 @@ def reproduce(
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    given = _options(scale, only, search, precision, members, time_limit, device, runs, results)
-    given = replace(given, again=again)
+    _check(scale, precision, members, time_limit)
+    given = Options(
+        runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
+        device=device, members=members, again=again,
+        deadline=None if time_limit is None else time.monotonic() + 60 * time_limit,
+    )  # fmt: skip
     if list:
         _show_list(chosen, given, scale, json)
         return
@@ -90,10 +95,9 @@ def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment
     return [EXPERIMENTS[name] for name in names or EXPERIMENTS]
 
 
-def _options(
-    scale: str | None, only: tuple[str, ...], search: str, precision: str, members: int | None,
-    time_limit: float | None, device: str, runs: Path, results: Path,
-) -> Options:  # fmt: skip
+def _check(
+    scale: str | None, precision: str, members: int | None, time_limit: float | None
+) -> None:
     if scale is not None and scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     if precision not in PRECISIONS:
@@ -102,20 +106,20 @@ def _options(
         raise bad_value("members", members, "a whole number of at least 1")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
+
+
+def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The values asked for, by axis."""
     wanted: dict[str, tuple[str, ...]] = {}
     for text in only:
         axis, equals, value = text.partition("=")
         if not equals:
             raise bad_value("only", repr(text), "AXIS=VALUE, such as attention=hyla")
         wanted[axis] = (*wanted.get(axis, ()), value)
-    deadline = None if time_limit is None else time.monotonic() + 60 * time_limit
-    return Options(
-        runs=runs, results=results, only=wanted, search=search, precision=precision,
-        device=device, members=members, deadline=deadline,
-    )  # fmt: skip
+    return wanted
 
 
-def _watcher(json: bool) -> type[Watcher] | Any:
+def _watcher(json: bool) -> Callable[[], Watcher]:
     return Watcher if json else lambda: display_for(sys.stderr)
 
 
