@@ -310,7 +310,8 @@ class Transformer(nn.Module):
         elif tokens.ndim != 2 + stacked or tokens.dtype not in (torch.int32, torch.int64):
             given = f"{tokens.dtype} {list(tokens.shape)}"
             raise bad_value("tokens", given, f"whole numbers [{axes}]")
-        return self.embedding(tokens)
+        # The residual stream keeps the precision of the parameters, under autocast too.
+        return self.embedding(tokens).to(self.embedding.weight.dtype)
 
 
 def build(config: ModelConfig, seed: int) -> Transformer:

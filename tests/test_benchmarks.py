@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,22 @@ def test_wrong_training_is_not_timed() -> None:
     population.loss_sum[1] *= 1.01
     with pytest.raises(SystemExit, match="wrong: errors of loss and gradients"):
         benchmark["check"](config, population, gradients)
+
+
+def test_parity_passes_chance_and_not_a_change() -> None:
+    benchmark = load("parity.py")
+    curves = [[2.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.1, 1.1, 1.1, 1.1], [2.0, 0.9, 0.9, 0.9, 0.9]]
+    plain = {"loss": curves, "held_out": [50.0, 52.0, 49.0]}
+    other = {"loss": [curves[1], curves[0], curves[2]], "held_out": [51.0, 51.0, 49.5]}
+    assert benchmark["same"](benchmark["differences"](other, plain))
+    worse = [[loss * (1.2 + member / 100) for loss in curve] for member, curve in enumerate(curves)]
+    assert not benchmark["same"](benchmark["differences"](plain | {"loss": worse}, plain))
+
+
+def test_parity_follows_every_member() -> None:
+    config = replace(tiny_run("fuzzy_logic"), steps=80)
+    train = load("parity.py")["train"]
+    plain, fused = (train(config, backend, CPU) for backend in ("reference", None))
+    assert plain["loss"] == fused["loss"]  # there is no other kernel on a CPU
+    assert [len(curve) for curve in plain["loss"]] == [40] * len(config.members)
+    assert len(plain["held_out"]) == len(config.members)

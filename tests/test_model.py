@@ -273,3 +273,16 @@ def test_bad_tokens_name_the_argument() -> None:
         ValueError, match="cache: expected 3 different ones, as new_cache makes them, got 1"
     ):
         words(torch.ones(2, 7, dtype=torch.int64), cache=words.new_cache()[:1])
+
+
+@pytest.mark.parametrize("inputs", ["continuous", "vocabulary"])
+def test_the_residual_stream_is_not_rounded_in_mixed_precision(inputs: str) -> None:
+    model = build(ModelConfig(**SMALL, inputs=inputs), seed=0)
+    tokens = torch.randn(2, 7, 5) if inputs == "continuous" else torch.randint(5, (2, 7))
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, given, result: seen.append(result.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(tokens)
+    model.bfloat16()(tokens.bfloat16() if inputs == "continuous" else tokens)
+    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3

@@ -274,7 +274,7 @@ def test_bf16_is_near_fp32() -> None:
     full = trained(config, 20).take_log()
     half = trained(replace(config, precision="bf16"), 20).take_log()
     # bf16 keeps 8 bits of each factor (0.4 %); the largest learning rate amplifies that.
-    assert (half[:, 0] / full[:, 0] - 1).abs().max() < 0.05
+    assert (half[:, 0] / full[:, 0] - 1).abs().max() < 0.1
     assert not half[:, 0].equal(full[:, 0])
 
 
