@@ -79,6 +79,27 @@ def test_a_backend_says_what_it_cannot_do(
         fused.choose(backend, x, x, x, kind, activation, biased)
 
 
+@pytest.mark.parametrize(
+    "shape, kind, chosen",
+    [
+        ((1536, 32, 8, 2), "hyla", "thin"),
+        ((1536, 32, 8, 2), "hyla+deep", "reference"),
+        ((1536, 32, 8, 16), "hyla+deep", "tiles"),
+        ((2, 1024, 8, 2), "hyla+deep", "tiles"),
+        ((2, 1024, 8, 64), "hyla", "tiles"),
+    ],
+)
+def test_the_fastest_is_chosen(
+    shape: tuple[int, ...], kind: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    size = torch.Size(shape)
+    x: Any = SimpleNamespace(
+        shape=size, numel=size.numel, dtype=torch.float32, device=torch.device("cuda")
+    )
+    assert fused.choose(None, x, x, x, KINDS[kind], "relu", True) == chosen
+
+
 def test_the_interpreter_refuses_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     q = torch.randn(1, 2, 3, 4)
