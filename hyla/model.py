@@ -253,7 +253,7 @@ class Transformer(nn.Module):
         if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
             expected = f"{len(self.blocks)} different ones, as new_cache makes them"
             raise bad_value("cache", f"{len(cache)} caches", expected)
-        x_BTD = self._embed(tokens)
+        x_BTD = self.embed(tokens)
         for index, block in enumerate(self.blocks):
             asking = last if index == len(self.blocks) - 1 else None
             part = None if cache is None else cache[index]
@@ -281,7 +281,7 @@ class Transformer(nn.Module):
         count = len(self.blocks)
         wanted = set(token_index("layers", layers, count, torch.device("cpu")).tolist())
         codes: dict[int, Tensor] = {}
-        x_BTD = self._embed(tokens)
+        x_BTD = self.embed(tokens)
         for index, block in enumerate(self.blocks[: max(wanted, default=-1) + 1]):
             assert isinstance(block, Block)
             if index in wanted:
@@ -300,7 +300,8 @@ class Transformer(nn.Module):
         size = self.config.max_tokens if max_tokens is None else max_tokens
         return [KeyValueCache(size) for _ in self.blocks]
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block gets, `[batch, tokens, width]`."""
         stacked = self.norm.weight.ndim == 2
         axes = "member, batch, tokens" if stacked else "batch, tokens"
         if self.config.inputs == "continuous":

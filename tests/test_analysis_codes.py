@@ -10,9 +10,10 @@ import pytest
 import torch
 from helpers import tiny_run
 
-from hyla import ModelConfig, Transformer, build, member, stack
+from hyla import ModelConfig, Transformer, build, member, stack, value_networks
 from hyla.analysis import (
     Codes,
+    active_units,
     attention_codes,
     collect,
     collect_inputs,
@@ -211,3 +212,27 @@ def test_importing_the_analysis_loads_neither_learning_nor_drawing() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not result.stdout.strip()
+
+
+def test_active_units_are_those_of_the_value_networks() -> None:
+    config = ModelConfig(5, 3, layers=2, width=7, heads=3, head_size=4, max_tokens=11)
+    one, tokens = build(config, seed=1), torch.randn(5, 11, 5)
+    block = one.blocks[0]
+    with torch.no_grad():
+        block.attention.value.bias.view(3, 4)[:, 2] = 0
+        block.attention.value.weight.view(3, 4, 7)[:, 2] = 0  # never above 0
+    found = active_units(one, tokens)
+    normed = block.attention_norm(one.embed(tokens))
+    networks = value_networks(block.attention, normed)
+    hidden = torch.einsum("bqkvd,bkd->bqkv", networks.weights[0], normed) + networks.bias
+    expected = (hidden > 0).float().mean(dim=(0, 1, 2))
+    assert found[0] == pytest.approx(expected.numpy())
+    assert found[0][2] == 0
+    assert (found[1] > 0).all()
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "hyla-nonlinearity"])
+def test_there_are_no_units_without_a_value_network_that_has_them(attention: str) -> None:
+    one = build(ModelConfig(5, 3, layers=1, heads=3, attention=attention), seed=0)
+    with pytest.raises(ValueError, match="model: expected one whose value networks have a ReLU"):
+        active_units(one, torch.randn(2, 11, 5))

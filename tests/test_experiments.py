@@ -91,10 +91,10 @@ def test_the_papers_settings(name: str) -> None:
             sizes = (model.layers, model.width, model.heads, model.head_size, model.hidden_size)
             assert sizes == (2, 128, 8, 2, 256)
             continue
-        searched = name.startswith(("scaling", "codes"))
+        searched = name.startswith("scaling") or name == "codes-depth"
         assert (rates, decays) == ({3e-4, 1e-3}, {0.1, 0.3})
         assert warmups == ({1000, 3000} if searched else {1000})
-        millions = point.axes.get("millions", 40 if name.startswith("codes") else 20)
+        millions = point.axes.get("millions", 40 if name == "codes-depth" else 20)
         assert config.steps * 128 == millions * 1_000_000
         factor = point.axes.get("width", 1)
         assert (model.width, model.hidden_size) == (128 * factor, 256 * factor)

@@ -124,19 +124,24 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
                 "term 1": [labels[i] for i in chosen],
                 "term 2": [labels[(i * 5) % 12] for i in chosen],
             }
-        rows.append(
-            {**place, "what": "map", "label": "", "x": x, "y": y, "colours": colours}
-        )  # fmt: skip
+        maps = {"what": "map", "label": "", "x": x, "y": y, "colours": colours}
         if name == "codes-depth":
+            rows.append({**place, **maps, "keys": "self"})
             continue
-        for fixed in ("context", "query") if layers == 2 else ("",):
+        ways = [{"fixed": fixed} for fixed in ("context", "query")]
+        if layers != 2:
+            ways = [{"keys": keys} for keys in ("self", "row")]
+        for way in ways:
+            rows += [{**place, **maps, **way}] if way != {"fixed": "query"} else []
             for label in ["all", *labels]:
                 f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
                 measures = {"F1": f1, "F1, labels shuffled": control}
-                what = {"what": "decoding", "fixed": fixed, "label": label}
+                what = {"what": "decoding", **way, "label": label}
                 rows.append({**place, **what, **f1, "measures": measures})
     if name == "codes-sraven":
-        rows += matrices({**point.axes, "layer": layers, "label": "", **origin}, rng)
+        for keys in ("self", "row"):
+            at = {**point.axes, "keys": keys, "layer": layers, "label": "", **origin}
+            rows += matrices(at, rng)
     return rows
 
 

@@ -21,6 +21,7 @@ True
 `attention_codes(scores)` takes the attention scores of any other model. Needs scikit-learn.
 """
 
+from hyla.analysis.activity import active_units
 from hyla.analysis.codes import Codes, attention_codes, load_codes
 from hyla.analysis.collect import collect, collect_inputs, collect_run
 from hyla.analysis.compare import MeanCodes, cosine_similarity, mean_codes, sample, silhouette
@@ -33,6 +34,7 @@ __all__ = [
     "Decoding",
     "MeanCodes",
     "Scores",
+    "active_units",
     "attention_codes",
     "collect",
     "collect_inputs",

@@ -65,8 +65,9 @@ def _beyond(row: Row) -> str:
     seeds = ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"])
     means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
     by_rule = sorted((mean, rule) for rule, mean in means.items() if mean is not None)
-    worst = ", ".join(f"{rule} {mean:.0f} %" for mean, rule in by_rule[:LEAST_LEARNED])
-    others = f"; all others {by_rule[LEAST_LEARNED][0]:.0f} % or more" if by_rule[LEAST_LEARNED:] else ""
+    least, rest = by_rule[:LEAST_LEARNED], by_rule[LEAST_LEARNED:]
+    worst = ", ".join(f"{rule} {mean:.0f} %" for mean, rule in least)
+    others = f"; all others {rest[0][0]:.0f} % or more" if rest else ""
     search = "" if row.get("search") == "full" else ", the grid searched on the first seed only"
     return (
         f"- Beyond the paper: {row['row']} on SRAVEN ({seeds} by seed{search}) is "

@@ -1,0 +1,43 @@
+"""Which units of HYLA's value networks are ever on.
+
+Shapes: B sequences, Q queries, K keys, H heads, V hidden units (the head size).
+"""
+
+import torch
+from torch import Tensor, einsum
+
+from hyla.analysis.codes import Array, to_numpy
+from hyla.errors import bad_value
+from hyla.model import Block, Transformer
+
+
+@torch.no_grad()
+def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
+    """By layer: the part of all key-query pairs in which a hidden unit of the value network is on.
+
+    The value network has a ReLU between two layers that the latent code generates. A unit that is
+    never on passes no gradient either: it is dead, and weight decay takes its weights to 0. Units
+    are numbered within a head, `[head size]`; of the deep value network they are the first layer's.
+
+    >>> import hyla
+    >>> model = hyla.build(hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, head_size=4), seed=0)
+    >>> [part.shape for part in active_units(model, torch.randn(7, 11, 5)).values()]
+    [(4,), (4,)]
+    """
+    first = model.blocks[0]
+    assert isinstance(first, Block)
+    kind = first.attention.kind
+    if kind.value_network == "linear" or not kind.nonlinear or first.attention.activation != "relu":
+        raise bad_value("model", f"one with {kind.title}", "one whose value networks have a ReLU")
+    if model.norm.weight.ndim != 1:
+        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    found = {}
+    x_BTD = model.embed(tokens)
+    for index, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        attention, normed = block.attention, block.attention_norm(x_BTD)
+        v_BKHV = attention.value(normed).unflatten(-1, (attention.heads, attention.head_size))
+        hidden_BQKV = einsum("bqkh,bkhv->bqkv", attention.codes(normed), v_BKHV)
+        found[index] = to_numpy((hidden_BQKV > 0).float().mean(dim=(0, 1, 2)))
+        x_BTD = block(x_BTD)
+    return found
