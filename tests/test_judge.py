@@ -74,3 +74,33 @@ def test_a_comparison_that_is_missing_is_not_reproduced() -> None:
     assert verdict.outcome == "in part"
     assert "1 of 2 comparisons not measured" in verdict.evidence
     assert all_above([(None, None, "")]).outcome == "not measured"
+
+
+@pytest.mark.parametrize(
+    "f1, control, outcome",
+    [
+        (80.0, 20.0, "reproduced"),
+        (28.0, 20.0, "in part"),  # more than chance, but not decoded
+        (20.5, 20.0, "in part"),
+        (19.0, 20.0, "not reproduced"),
+    ],
+)
+def test_more_than_chance_is_not_decoding(f1: float, control: float, outcome: str) -> None:
+    measures = {"F1": f1, "F1, labels shuffled": control}
+    rows = [
+        {
+            "attention": attention,
+            "what": "decoding",
+            "keys": keys,
+            "label": "all",
+            "layer": layer,
+            "mean": f1 if layer else 0.0,
+            "measures": {k: {"mean": v, "standard_error": 1.0} for k, v in measures.items()},
+        }
+        for attention in ("softmax", "linear", "hyla")
+        for keys in ("self", "row")
+        for layer in (0, 3)
+    ]
+    claim = next(c for c in EXPERIMENTS["codes-sraven"].claims if "decode" in c.text)
+    assert claim.judge(rows).outcome == outcome
+    assert "not measured" in claim.judge(rows[:-2]).evidence

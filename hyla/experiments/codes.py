@@ -16,11 +16,7 @@ import numpy as np
 from hyla.analysis import Codes, collect_run, decode, embed, mean_codes, sample
 from hyla.experiments.ablation import FUZZY_GRID, SRAVEN_GRID
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
-from hyla.experiments.judge import (
-    NOT_MEASURED,
-    Judge,
-    all_above,
-)
+from hyla.experiments.judge import IN_PART, NOT_MEASURED, REPRODUCED, Judge, all_above
 from hyla.experiments.results import is_at
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
 from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
@@ -28,6 +24,7 @@ from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
 F1, CONTROL = "F1", "F1, labels shuffled"
+WELL = 50.0  # percent of F1
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
 DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
@@ -148,7 +145,11 @@ def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row
 
 
 def decodable(*ways: Way) -> Judge:
-    """Judges macro F1 of the last layer against its control, for each kind and way."""
+    """Judges macro F1 of the last layer, for each kind and way.
+
+    It must be above its control, and for more than a part of the claim as high as `WELL`: what is
+    merely more than chance does not say which term or rule it is.
+    """
 
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs = []
@@ -164,7 +165,9 @@ def decodable(*ways: Way) -> Judge:
         verdict = all_above(pairs, F1)
         if verdict is NOT_MEASURED:
             return verdict
-        return Verdict(verdict.outcome, f"F1 against shuffled labels, {verdict.evidence}")
+        well = all(row is None or row["mean"] >= WELL for row, _, _ in pairs)
+        judged = IN_PART if verdict.outcome == REPRODUCED and not well else verdict.outcome
+        return Verdict(judged, f"F1 against shuffled labels, {verdict.evidence}")
 
     return judge
 
