@@ -6,13 +6,9 @@ one population, two populations at a time; their latent codes are collected and 
 of it is put on one page. `hyla/experiments/demo.py` says how the task was chosen.
 """
 
-import multiprocessing
 import signal
-import sys
 import time
-from collections.abc import Sequence
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
@@ -28,13 +24,14 @@ from hyla.experiments.judge import find, shown
 from hyla.experiments.results import read_rows, results_file
 from hyla.experiments.runner import Options, run_experiment
 from hyla.experiments.sraven import ATTENTIONS
+from hyla.processes import run_all
 from hyla.report import write
 from hyla.train.watch import Progress, Watcher
 
 PAGE = Path("report.html")
 STEPS_BETWEEN_LINES = 500
-# The slowest alone on a core, while the other two take turns on the second.
-WORKERS = (("hyla",), ("linear", "softmax"))
+WORKERS = 2
+SLOWEST_FIRST = ("hyla", "linear", "softmax")  # so that the other two take turns beside it
 
 
 @torch.no_grad()
@@ -58,42 +55,24 @@ class Lines(Watcher):
             print(f"  {self.name}: step {progress.step} of {progress.steps}", flush=True)
 
 
-def work(attentions: Sequence[str]) -> None:
-    """Trains some kinds, unless they are, and looks at their codes."""
+def work(attention: str) -> None:
+    """Trains a kind, unless it is, and looks at its codes."""
     torch.set_num_threads(1)  # as fast for tensors this small; others are trained beside them
-    try:
-        for attention in attentions:
-            options = Options(scale="demo", only={"attention": (attention,)}, device="cpu")
-            run_experiment(EXPERIMENTS["demo"], options, partial(Lines, attention))
-            print(f"  {attention}: trained; its latent codes", flush=True)
-            run_experiment(EXPERIMENTS["demo-codes"], options)
-    except KeyboardInterrupt:  # saved; the process that waits for this one tells
-        sys.exit(130)
+    options = Options(scale="demo", only={"attention": (attention,)}, device="cpu")
+    run_experiment(EXPERIMENTS["demo"], options, partial(Lines, attention))
+    print(f"  {attention}: trained; its latent codes", flush=True)
+    run_experiment(EXPERIMENTS["demo-codes"], options)
 
 
 def train_all() -> None:
-    """Runs the workers; a request to end is passed on to them, and they save first."""
+    """Trains all kinds; a request to end is passed on to the workers, and they save first."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    spawn = multiprocessing.get_context("spawn")
-    workers: list[BaseProcess] = [spawn.Process(target=work, args=(kinds,)) for kinds in WORKERS]
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-                worker.join()
-    codes = [worker.exitcode for worker in workers]
-    if 130 in codes:
-        raise KeyboardInterrupt
-    if any(codes):
+    jobs = {attention: partial(work, attention) for attention in SLOWEST_FIRST}
+    if any(dict(run_all(jobs, WORKERS)).values()):
         raise SystemExit("a part of the demonstration has failed, see above")
 
 

@@ -1,9 +1,17 @@
 """`hyla reproduce`: what it lists, refuses, runs and skips."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from commands import Hyla
 
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.results import read_rows
+from hyla.experiments.runner import Options, chosen_points, populations
+from hyla.train.runs import folder_name
 
 
 def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
@@ -29,6 +37,7 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
         ("heads --only haeds=1", "only: unknown name 'haeds'. Did you mean 'heads'"),
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
+        ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
         ("heads --time-limit 0", "time_limit: expected a number of minutes above 0, got 0"),
         (
             "heads --search frist-seed",
@@ -51,3 +60,41 @@ def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
         outputs.append(capsys.readouterr())
     assert outputs[0].out == outputs[1].out
     assert outputs[1].err.strip().endswith("heads.json")
+
+
+def reproduce(options: str, runs: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hyla.cli", "reproduce", "heads", "--scale", "smoke"]
+    command += ["--only", "attention=linear", "--device", "cpu", "--runs", str(runs)]
+    return subprocess.run([*command, *options.split()], capture_output=True, text=True)
+
+
+def test_processes_make_the_same_rows(tmp_path: Path) -> None:
+    found = [reproduce(f"--json --processes {n}", tmp_path / str(n)) for n in (1, 2)]
+    rows = [json.loads(one.stdout)["heads"] for one in found]
+    assert [row["heads"] for row in rows[1]] == [1, 4]
+    for one, other in zip(*rows, strict=True):
+        assert one["per_seed"] == other["per_seed"]
+        assert one["runs"] == other["runs"]
+    assert "linear, 4: step 2/4" in found[1].stderr  # the lines of a process say whose they are
+
+
+def test_a_failed_process_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    options = Options(scale="smoke", only={"attention": ("linear",), "heads": ("1",)})
+    (point,) = chosen_points(EXPERIMENTS["heads"], options)
+    assert point.config is not None
+    in_the_way = tmp_path / "smoke" / folder_name(populations(point.config, "full")[0])
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("a file")
+    found = reproduce("--processes 2", tmp_path)
+    assert found.returncode == 2
+    assert "linear, 1: error: " in found.stderr
+    assert found.stderr.strip().endswith("error: heads: failed, see above: linear, 1")
+    rows = read_rows(tmp_path / "smoke" / "results" / "heads.json")
+    assert [row["heads"] for row in rows] == [4]
+
+
+def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
+    found = reproduce("--processes 2 --time-limit 0.001", tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "heads: time is up; the same command goes on from there" in found.stderr
+    assert not (tmp_path / "smoke" / "results").exists()

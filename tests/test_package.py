@@ -15,7 +15,18 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 # Imports go from right to left only.
 LAYERS = [
-    *("errors", "config", "files", "random", "tasks", "layers", "attention", "model", "train"),
+    *(
+        "errors",
+        "config",
+        "files",
+        "processes",
+        "random",
+        "tasks",
+        "layers",
+        "attention",
+        "model",
+        "train",
+    ),
     *("analysis", "experiments", "report", "demo", "cli"),
 ]
 

@@ -87,16 +87,19 @@ def speed(progress: Progress) -> list[str]:
 
 
 class Lines(Watcher):
-    """A line at most every ten seconds, and at each evaluation."""
+    """A line at most every ten seconds, and at each evaluation; all begin with a name."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, name: str = ""
+    ) -> None:
         self.stream, self.clock, self.standing = stream, clock, Standing()
+        self.start = f"{name}: " if name else ""
         self.last = -float("inf")
         self.measures: tuple[float | None, ...] = ()
 
     def say(self, text: str) -> None:
         """On a line of its own."""
-        self.stream.write(text + "\n")
+        self.stream.write(f"{self.start}{text}\n")
         self.stream.flush()
 
     def metrics(self, records: Sequence[dict[str, Any]]) -> None:

@@ -4,23 +4,27 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from hyla.cli.display import display_for, tell
+from hyla.cli.display import Lines, display_for, tell
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.results import RESULTS, RUNS, results_file
-from hyla.experiments.runner import SEARCHES, Options, run_experiment, status
+from hyla.experiments.runner import SEARCHES, Options, left, require, run_experiment, status
 from hyla.experiments.scales import SCALES
+from hyla.processes import run_all
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
 from hyla.train.watch import Watcher
 
+OUT_OF_TIME = 3  # what a process ends with that was stopped by the time limit
 Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
 
@@ -33,6 +37,7 @@ def reproduce(
     search: Annotated[str, arg(metavar="{" + ",".join(SEARCHES) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    processes: int = 1,
     time_limit: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="")] = None,
     device: str = "auto",
     runs: Path = RUNS,
@@ -51,6 +56,8 @@ def reproduce(
         search: Every setting on every seed, or on the first and then the best on the others.
         precision: Of matrix products.
         members: Train at most this many at once, for the sake of memory.
+        processes: Train so many points at once, each in a process of its own (on one GPU it pays
+            with NVIDIA's MPS, see docs/evidence.md).
         time_limit: Stop after so many minutes; the same command goes on.
         device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
         runs: Folder of the run folders.
@@ -60,7 +67,7 @@ def reproduce(
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    _check(scale, precision, members, time_limit)
+    _check(scale, precision, members, processes, time_limit)
     given = Options(
         runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
         device=device, members=members, again=again,
@@ -73,6 +80,9 @@ def reproduce(
     for experiment in chosen:
         options = replace(given, scale=scale or experiment.scales[0])
         try:
+            if processes > 1:
+                _train_together(experiment, options, processes)
+                options = replace(options, again=False)
             made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
         except TimeUp as error:
             tell(f"{experiment.name}: {error}; the same command goes on from there")
@@ -83,6 +93,38 @@ def reproduce(
             _print_rows(experiment, made[experiment.name], options)
     if json:
         write_json(made)
+
+
+def _train_together(experiment: Experiment, options: Options, processes: int) -> None:
+    """Makes the rows that are not there, some points at a time."""
+    require(experiment)
+    threads = max(1, torch.get_num_threads() // processes)
+    jobs = {}
+    for point in left(experiment, options):
+        only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
+        name, alone = ", ".join(map(str, point.axes.values())), replace(options, only=only)
+        jobs[name] = partial(_one_point, experiment.name, name, alone, threads)
+    codes = dict(run_all(jobs, processes))
+    if failed := [name for name, code in codes.items() if code not in (0, OUT_OF_TIME)]:
+        raise ValueError(f"{experiment.name}: failed, see above: {'; '.join(failed)}")
+    if OUT_OF_TIME in codes.values():
+        raise TimeUp("time is up")
+
+
+def _one_point(experiment: str, name: str, options: Options, threads: int) -> None:
+    """In a process of its own."""
+    torch.set_num_threads(threads)
+    if options.deadline is not None and time.monotonic() >= options.deadline:
+        sys.exit(OUT_OF_TIME)
+    watcher = partial(Lines, sys.stderr, name=name)
+    try:
+        run_experiment(EXPERIMENTS[experiment], options, watcher, tell)
+    except TimeUp as error:
+        tell(f"{name}: {error}")
+        sys.exit(OUT_OF_TIME)
+    except (OSError, ValueError) as error:
+        tell(f"{name}: error: {error}")
+        sys.exit(1)
 
 
 def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment]:
@@ -96,7 +138,11 @@ def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment
 
 
 def _check(
-    scale: str | None, precision: str, members: int | None, time_limit: float | None
+    scale: str | None,
+    precision: str,
+    members: int | None,
+    processes: int,
+    time_limit: float | None,
 ) -> None:
     if scale is not None and scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -104,6 +150,8 @@ def _check(
         raise unknown_name("precision", precision, PRECISIONS)
     if members is not None and members < 1:
         raise bad_value("members", members, "a whole number of at least 1")
+    if processes < 1:
+        raise bad_value("processes", processes, "a whole number of at least 1")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
 

@@ -118,6 +118,19 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     return [r for r in found if r.get("search") == search and wanted <= set(r.get("runs", []))]
 
 
+def require(experiment: Experiment) -> None:
+    """Tells what is not installed before anything is trained."""
+    for package in experiment.needs:
+        import_module(package)
+
+
+def left(experiment: Experiment, options: Options) -> list[Point]:
+    """The points that are asked for and have no rows yet."""
+    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    rows, points = read_rows(file), chosen_points(experiment, options)
+    return [p for p in points if options.again or not made_before(p, rows, options.search)]
+
+
 def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
     """A run as it is in its folder, if it has come to its end (and is the one asked for)."""
     state = read_state(path)
@@ -137,8 +150,7 @@ def run_experiment(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Trains what is not there, point by point, and writes the rows of each at once."""
-    for package in experiment.needs:
-        import_module(package)
+    require(experiment)
     points = chosen_points(experiment, options)
     file = results_file(experiment.name, options.scale, options.results, options.runs)
     there = read_rows(file)  # what is wrong with it is told before anything is trained
