@@ -10,6 +10,7 @@ from hyla.experiments.results import is_at
 REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
+TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
 
@@ -63,7 +64,8 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     evidence = "; ".join(
         f"{label}: {shown(a, name)} against {shown(b, name)}" for a, b, label in there
     )
-    holds, tends = [errors > ERRORS for _, errors in gaps], [gap > 0 for gap, _ in gaps]
+    holds = [errors > ERRORS for _, errors in gaps]
+    tends = [errors > TENDENCY for _, errors in gaps]
     if len(there) < len(pairs):
         evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
         holds.append(False)
