@@ -346,6 +346,7 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
         assert text.endswith(f"{END}\nafter\n")
         assert "old" not in text
         assert len([line for line in text.splitlines() if line.startswith("| ")]) == 14
+    assert "Dead, no value network is ever on: layer 2 of the model with" in text
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))

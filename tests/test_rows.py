@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from helpers import tiny_run
 
+from hyla.experiments import runner
 from hyla.experiments.declare import Point
 from hyla.experiments.rows import FinishedRun, choose, measured, members_of, paper_choice
+from hyla.train import train
 
 SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
 
@@ -27,6 +29,8 @@ def member(seed: int, rate: float, validation: float | None, held_out: float) ->
 
 def finished(*members: dict[str, Any]) -> FinishedRun:
     config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
+    # Of HYLA, a row also says how much of the trained value networks is on.
+    config = replace(config, model=replace(config.model, attention="linear"))
     return FinishedRun(Path("run"), config, {"members": list(members), "seconds": 1.0}, {})
 
 
@@ -93,3 +97,16 @@ def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
     chosen = choose(members_of([search, others]))
     assert [m.seed for m in chosen] == [0, 1, 2]
     assert {m.settings[0] for m in chosen} == {3e-3}
+
+
+def test_rows_of_hyla_tell_dead_layers(tmp_path: Path) -> None:
+    config = tiny_run("sraven")
+    config = replace(config, splits=("train", "held_out", "validation"))
+    train(config, tmp_path / "run", device="cpu")
+    found = runner.finished(tmp_path / "run")
+    assert found is not None
+    (row,) = measured(Point({"attention": "hyla"}, config), [found], "smoke")
+    (chosen,) = {name for name, _ in row["chosen_members"]}
+    assert chosen == "run"
+    assert [len(layers) for layers in row["active_units"]] == [2] * len(row["per_seed"])
+    assert all(0 < percent < 100 for layers in row["active_units"] for percent in layers)

@@ -7,8 +7,15 @@ import torch
 from torch import Tensor, einsum
 
 from hyla.analysis.codes import Array, to_numpy
+from hyla.attention.variants import KINDS
 from hyla.errors import bad_value
-from hyla.model import Block, Transformer
+from hyla.model import Block, ModelConfig, Transformer
+
+
+def has_units(config: ModelConfig) -> bool:
+    """Whether the value networks of a model have a hidden layer with a ReLU."""
+    kind = KINDS[config.attention]
+    return kind.value_network != "linear" and kind.nonlinear and config.activation == "relu"
 
 
 @torch.no_grad()
@@ -24,11 +31,9 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
     >>> [part.shape for part in active_units(model, torch.randn(7, 11, 5)).values()]
     [(4,), (4,)]
     """
-    first = model.blocks[0]
-    assert isinstance(first, Block)
-    kind = first.attention.kind
-    if kind.value_network == "linear" or not kind.nonlinear or first.attention.activation != "relu":
-        raise bad_value("model", f"one with {kind.title}", "one whose value networks have a ReLU")
+    if not has_units(model.config):
+        title = KINDS[model.config.attention].title
+        raise bad_value("model", f"one with {title}", "one whose value networks have a ReLU")
     if model.norm.weight.ndim != 1:
         raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
     found = {}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import hyla
+from hyla.analysis.activity import active_units, has_units
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
@@ -27,14 +28,17 @@ from hyla.experiments.declare import (
     Point,
     Row,
 )
+from hyla.layers import member as one_member
 from hyla.tasks.sraven import SravenConfig
 from hyla.tasks.sraven_stats import statistics
 from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
+from hyla.train.objective import make_objective
 from hyla.train.runs import METRICS
-from hyla.train.trained import ORIGIN
+from hyla.train.trained import ORIGIN, load_run
 
 SPLIT_OF = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
 BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
+ACTIVE_INSTANCES = 64
 CEILING_INSTANCES = {"paper": 16_384, "small": 4096, "demo": 4096, "smoke": 256}  # of each seed
 Settings = tuple[float, float, int]
 
@@ -177,12 +181,23 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
         "grid": list(_grid(members)),
         "chosen_members": [[m.run.path.name, m.number] for m in chosen],
     }
+    if has_units(config.model):
+        row["active_units"] = [active_by_layer(m) for m in chosen]
     if isinstance(config.task, SravenConfig):
         row |= {name: _by_rule(chosen, name) for name in BY_RULE}
         # Each seed holds out other combinations.
         ceilings = [ceiling(config.task, CEILING_INSTANCES[scale], m.seed) for m in chosen]
         row |= {"ceiling": 100 * mean(ceilings), "curves": _curves(chosen)}
     return [row]
+
+
+def active_by_layer(member: Trained) -> list[float]:
+    """Of each layer, the percent of its value networks' units that are on: 0 is a dead layer."""
+    config, population = load_run(member.run.path)
+    task = make_objective(config.task, [member.seed], torch.device("cpu")).task
+    inputs = task.batch("train", torch.arange(ACTIVE_INSTANCES)).inputs[0].float()
+    found = active_units(one_member(population, member.number), inputs)
+    return [round(100 * float(units.mean()), 3) for units in found.values()]
 
 
 def hyperparameters(member: Trained) -> dict[str, Any]:

@@ -72,8 +72,18 @@ def _beyond(row: Row) -> str:
     return (
         f"- Beyond the paper: {row['row']} on SRAVEN ({seeds} by seed{search}) is "
         f"{row['ceiling'] - row['mean']:.1f} points below the ceiling of {row['ceiling']:.1f}. "
-        f"Features it gets right, by rule, the least first: {worst}{others}."
+        f"Features it gets right, by rule, the least first: {worst}{others}.{_dead(row)}"
     )
+
+
+def _dead(row: Row) -> str:
+    """Which seeds have layers whose value networks are never on."""
+    found = []
+    for value, layers in zip(row["per_seed"], row.get("active_units", []), strict=False):
+        dead = [str(layer) for layer, percent in enumerate(layers) if percent == 0]
+        if dead and value is not None:
+            found.append(f"layer {', '.join(dead)} of the model with {value:.1f}")
+    return f" Dead, no value network is ever on: {'; '.join(found)}." if found else ""
 
 
 def _claims(found: Sequence[Found]) -> list[str]:
