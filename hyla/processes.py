@@ -1,7 +1,10 @@
 """Jobs in several processes at once, which end together."""
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -40,7 +43,28 @@ def run_all(jobs: Mapping[str, Job], processes: int) -> Iterator[tuple[str, int]
 
 
 def _run(job: Job) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         job()
     except KeyboardInterrupt:  # told by the process that waits for this one
         sys.exit(INTERRUPTED)
+
+
+def _end_with_parent() -> None:
+    """Asks this process to end when the one that started it is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def told(code: int) -> str:
+    """An exit code in words.
+
+    >>> told(-9)
+    'killed by SIGKILL, as when memory runs out'
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    why = ", as when memory runs out" if code == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{why}"

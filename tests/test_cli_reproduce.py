@@ -62,8 +62,8 @@ def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
     assert outputs[1].err.strip().endswith("heads.json")
 
 
-def reproduce(options: str, runs: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hyla.cli", "reproduce", "heads", "--scale", "smoke"]
+def reproduce(options: str, runs: Path, name: str = "heads") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hyla.cli", "reproduce", name, "--scale", "smoke"]
     command += ["--only", "attention=linear", "--device", "cpu", "--runs", str(runs)]
     return subprocess.run([*command, *options.split()], capture_output=True, text=True)
 
@@ -88,7 +88,7 @@ def test_a_failed_process_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     found = reproduce("--processes 2", tmp_path)
     assert found.returncode == 2
     assert "linear, 1: error: " in found.stderr
-    assert found.stderr.strip().endswith("error: heads: failed, see above: linear, 1")
+    assert "heads: points that failed, the others are kept: linear, 1 (exit code 1)" in found.stderr
     rows = read_rows(tmp_path / "smoke" / "results" / "heads.json")
     assert [row["heads"] for row in rows] == [4]
 
@@ -98,3 +98,11 @@ def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert "heads: time is up; the same command goes on from there" in found.stderr
     assert not (tmp_path / "smoke" / "results").exists()
+
+
+def test_points_that_share_a_run_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    found = reproduce("--processes 2 --json", tmp_path, "scaling-width")
+    assert found.returncode == 0, found.stderr
+    rows = json.loads(found.stdout)["scaling-width"]
+    assert [row["width"] for row in rows] == [1, 2]
+    assert rows[0]["runs"] == rows[1]["runs"]  # at this scale they are the same models

@@ -1,5 +1,6 @@
 """Jobs in several processes: their order and number, how they end, alone and together."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -76,3 +77,20 @@ def test_who_stops_asking_ends_all(tmp_path: Path) -> None:
 def _wait_then_end(folder: Path) -> None:
     while not (folder / "ready").exists():
         time.sleep(0.01)
+
+
+def start_and_wait(folder: Path) -> None:
+    dict(run_all({"one": partial(save_when_asked, folder)}, 1))
+
+
+def test_they_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    parent = spawn.Process(target=start_and_wait, args=(tmp_path,))
+    parent.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.kill()
+    while not (tmp_path / "saved").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "saved").exists()

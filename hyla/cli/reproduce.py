@@ -17,9 +17,17 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.results import RESULTS, RUNS, results_file
-from hyla.experiments.runner import SEARCHES, Options, left, require, run_experiment, status
+from hyla.experiments.runner import (
+    SEARCHES,
+    Options,
+    left,
+    require,
+    run_experiment,
+    run_names,
+    status,
+)
 from hyla.experiments.scales import SCALES
-from hyla.processes import run_all
+from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
 from hyla.train.watch import Watcher
@@ -99,14 +107,21 @@ def _train_together(experiment: Experiment, options: Options, processes: int) ->
     """Makes the rows that are not there, some points at a time."""
     require(experiment)
     threads = max(1, torch.get_num_threads() // processes)
-    jobs = {}
+    jobs: dict[str, Job] = {}
+    taken: set[str] = set()
     for point in left(experiment, options):
+        runs = run_names(point, options.search)
+        if runs & taken:  # it is made of a run that another point trains: afterwards, not beside it
+            continue
+        taken |= runs
         only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
         name, alone = ", ".join(map(str, point.axes.values())), replace(options, only=only)
         jobs[name] = partial(_one_point, experiment.name, name, alone, threads)
     codes = dict(run_all(jobs, processes))
-    if failed := [name for name, code in codes.items() if code not in (0, OUT_OF_TIME)]:
-        raise ValueError(f"{experiment.name}: failed, see above: {'; '.join(failed)}")
+    bad = {name: code for name, code in codes.items() if code not in (0, OUT_OF_TIME)}
+    if bad:
+        each = "; ".join(f"{name} ({told(code)})" for name, code in bad.items())
+        raise ValueError(f"{experiment.name}: points that failed, the others are kept: {each}.")
     if OUT_OF_TIME in codes.values():
         raise TimeUp("time is up")
 

@@ -114,8 +114,14 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
-    wanted = {folder_name(part) for part in populations(point.config, search)}
+    wanted = run_names(point, search)
     return [r for r in found if r.get("search") == search and wanted <= set(r.get("runs", []))]
+
+
+def run_names(point: Point, search: str) -> set[str]:
+    """The folders of the runs that a point begins with."""
+    parts = [] if point.config is None else populations(point.config, search)
+    return {folder_name(part) for part in parts}
 
 
 def require(experiment: Experiment) -> None:
