@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hyla.attention.layer import MultiHeadAttention
+from hyla.attention.variants import KINDS
 from hyla.train import RunConfig, fuzzy_logic_run, grid, sraven_run
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.population import Population
@@ -110,6 +111,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of the whole schedule")
     parser.add_argument("--output", type=Path, help="a file for the rows, which are added to it")
     options = parser.parse_args()
+    for name in options.attention:
+        if name not in KINDS:
+            parser.error(f"attention: expected one of {', '.join(KINDS)}, got {name}")
+    if options.seeds < 2:
+        parser.error(f"seeds: expected at least 2, got {options.seeds}")
+    if options.steps is not None and options.steps < LOGS:
+        parser.error(f"steps: expected at least {LOGS}, got {options.steps}")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     wrong = False
@@ -129,7 +137,8 @@ def main() -> int:
                     "task": task, "attention": attention, "way": way, "same": passed,
                     "steps": steps, "differences": found, **result,
                     "device": name, "torch": torch.__version__,
-                    "command": "python benchmarks/parity.py",
+                    "seeds": options.seeds,
+                    "command": " ".join(["python", "benchmarks/parity.py", *sys.argv[1:]]),
                 }  # fmt: skip
                 write(row, options.output)
     return int(wrong)

@@ -229,6 +229,8 @@ def test_active_units_are_those_of_the_value_networks() -> None:
     assert found[0] == pytest.approx(expected.numpy())
     assert found[0][2] == 0
     assert (found[1] > 0).all()
+    half = active_units(one.bfloat16(), tokens.bfloat16())
+    assert half[1] == pytest.approx(found[1], abs=0.05)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "hyla-nonlinearity"])

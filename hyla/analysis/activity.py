@@ -25,6 +25,7 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
     The value network has a ReLU between two layers that the latent code generates. A unit that is
     never on passes no gradient either: it is dead, and weight decay takes its weights to 0. Units
     are numbered within a head, `[head size]`; of the deep value network they are the first layer's.
+    The pairs that a causal model masks count as off.
 
     >>> import hyla
     >>> model = hyla.build(hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, head_size=4), seed=0)
@@ -42,7 +43,8 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
         assert isinstance(block, Block)
         attention, normed = block.attention, block.attention_norm(x_BTD)
         v_BKHV = attention.value(normed).unflatten(-1, (attention.heads, attention.head_size))
-        hidden_BQKV = einsum("bqkh,bkhv->bqkv", attention.codes(normed), v_BKHV)
-        found[index] = to_numpy((hidden_BQKV > 0).float().mean(dim=(0, 1, 2)))
+        code_BQKH = attention.codes(normed).to(v_BKHV.dtype)
+        hidden_BQKV = einsum("bqkh,bkhv->bqkv", code_BQKH, v_BKHV)
+        found[index] = to_numpy((hidden_BQKV > 0).double().mean(dim=(0, 1, 2)))
         x_BTD = block(x_BTD)
     return found

@@ -75,20 +75,20 @@ def choose(
         return backend
     if q.device.type != "cuda":
         return "reference"
-    for candidate in _preferred(q, k, kind):
+    for candidate in _preferred(q, k, v, kind):
         if refusal(candidate, q, k, v, kind, activation, biased) is None:
             return candidate
     return "reference"
 
 
-def _preferred(q: Tensor, k: Tensor, kind: Kind) -> tuple[str, ...]:
+def _preferred(q: Tensor, k: Tensor, v: Tensor, kind: Kind) -> tuple[str, ...]:
     sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
     # Enough sequences for a thread each, and few enough keys to wait for.
     if sequences >= 64 and queries <= 256 and keys <= 256:
-        # Tiles fill heads up to 16 numbers: of a deep value network of size 2 that is 64 times the
+        # Tiles fill values up to 16 numbers: for a deep value network of 2 x 2 that is 64 times the
         # arithmetic (20 ms a step of fuzzy logic, where the other kinds take 1.4).
-        padded = kind.value_network == "deep" and q.shape[-1] < 16
-        return ("thin",) if padded else ("thin", "wide", "tiles")
+        mostly_padding = kind.value_network == "deep" and v.shape[-1] <= 4
+        return () if mostly_padding else ("thin", "wide", "tiles")
     # Few queries: only tiles also split the keys of a query over the GPU.
     return ("wide", "tiles", "thin") if queries >= 16 else ("tiles", "thin", "wide")
 

@@ -89,7 +89,7 @@ def reproduce(
         options = replace(given, scale=scale or experiment.scales[0])
         try:
             if processes > 1:
-                _train_together(experiment, options, processes)
+                _train_together(experiment, options, processes, quiet=json)
                 options = replace(options, again=False)
             made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
         except TimeUp as error:
@@ -103,7 +103,9 @@ def reproduce(
         write_json(made)
 
 
-def _train_together(experiment: Experiment, options: Options, processes: int) -> None:
+def _train_together(
+    experiment: Experiment, options: Options, processes: int, *, quiet: bool
+) -> None:
     """Makes the rows that are not there, some points at a time."""
     require(experiment)
     threads = max(1, torch.get_num_threads() // processes)
@@ -116,7 +118,7 @@ def _train_together(experiment: Experiment, options: Options, processes: int) ->
         taken |= runs
         only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
         name, alone = ", ".join(map(str, point.axes.values())), replace(options, only=only)
-        jobs[name] = partial(_one_point, experiment.name, name, alone, threads)
+        jobs[name] = partial(_one_point, experiment.name, name, alone, threads, quiet)
     codes = dict(run_all(jobs, processes))
     bad = {name: code for name, code in codes.items() if code not in (0, OUT_OF_TIME)}
     if bad:
@@ -126,12 +128,12 @@ def _train_together(experiment: Experiment, options: Options, processes: int) ->
         raise TimeUp("time is up")
 
 
-def _one_point(experiment: str, name: str, options: Options, threads: int) -> None:
+def _one_point(experiment: str, name: str, options: Options, threads: int, quiet: bool) -> None:
     """In a process of its own."""
     torch.set_num_threads(threads)
     if options.deadline is not None and time.monotonic() >= options.deadline:
         sys.exit(OUT_OF_TIME)
-    watcher = partial(Lines, sys.stderr, name=name)
+    watcher = Watcher if quiet else partial(Lines, sys.stderr, name=name)
     try:
         run_experiment(EXPERIMENTS[experiment], options, watcher, tell)
     except TimeUp as error:

@@ -25,6 +25,7 @@ from hyla.train.config import fuzzy_logic_run, sraven_run
 
 F1, CONTROL = "F1", "F1, labels shuffled"
 WELL = 50.0  # percent of F1
+CONSTANT = 1e-4  # what codes vary by that say nothing
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
 DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
@@ -123,9 +124,14 @@ def _maps(member: Trained, instances: int, way: Way) -> Iterator[Row]:
 
 def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row]:
     """Mean codes of rules in the last layer and their similarity, over all tasks; samples."""
-    found = [mean_codes(_codes(member, "all", instances, **way), "rule") for member in members]
+    codes = [_codes(member, "all", instances, **way) for member in members]
+    found = [mean_codes(one, "rule") for one in codes]
     related, pairs = [], []
-    for one in found:
+    for one, theirs in zip(found, codes, strict=True):
+        if np.ptp(theirs.layer(-1), axis=0).max() < CONSTANT:  # of a dead layer: all are alike
+            related.append(float("nan"))
+            pairs.append(float("nan"))
+            continue
         others = one.cosine[~np.eye(len(one.names), dtype=bool)]
         pairs.append(float(np.nanmean(others)) if len(others) else float("nan"))
         known = all(name in one.names for name in ("addition", "subtraction"))

@@ -182,7 +182,9 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
         "chosen_members": [[m.run.path.name, m.number] for m in chosen],
     }
     if has_units(config.model):
-        row["active_units"] = [active_by_layer(m) for m in chosen]
+        row["active_units"] = [
+            active_by_layer(m) if m.result["evaluation"] else None for m in chosen
+        ]
     if isinstance(config.task, SravenConfig):
         row |= {name: _by_rule(chosen, name) for name in BY_RULE}
         # Each seed holds out other combinations.
@@ -197,7 +199,7 @@ def active_by_layer(member: Trained) -> list[float]:
     task = make_objective(config.task, [member.seed], torch.device("cpu")).task
     inputs = task.batch("train", torch.arange(ACTIVE_INSTANCES)).inputs[0].float()
     found = active_units(one_member(population, member.number), inputs)
-    return [round(100 * float(units.mean()), 3) for units in found.values()]
+    return [float(f"{100 * units.mean():.4g}") for units in found.values()]
 
 
 def hyperparameters(member: Trained) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _dead(row: Row) -> str:
     """Which seeds have layers whose value networks are never on."""
     found = []
     for value, layers in zip(row["per_seed"], row.get("active_units", []), strict=False):
-        dead = [str(layer) for layer, percent in enumerate(layers) if percent == 0]
+        dead = [str(layer) for layer, percent in enumerate(layers or []) if percent == 0]
         if dead and value is not None:
             found.append(f"layer {', '.join(dead)} of the model with {value:.1f}")
     return f" Dead, no value network is ever on: {'; '.join(found)}." if found else ""
