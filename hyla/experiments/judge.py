@@ -69,7 +69,6 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     if len(there) < len(pairs):
         evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
         holds.append(False)
-        tends.append(False)
     return Verdict(outcome(holds, tends), evidence)
 
 
