@@ -20,7 +20,7 @@ from hyla.experiments.results import RESULTS, RUNS, results_file
 from hyla.experiments.runner import (
     SEARCHES,
     Options,
-    left,
+    points_left,
     require,
     run_experiment,
     run_names,
@@ -111,7 +111,7 @@ def _train_together(
     threads = max(1, torch.get_num_threads() // processes)
     jobs: dict[str, Job] = {}
     taken: set[str] = set()
-    for point in left(experiment, options):
+    for point in points_left(experiment, options):
         runs = run_names(point, options.search)
         if runs & taken:  # it is made of a run that another point trains: afterwards, not beside it
             continue

@@ -24,8 +24,8 @@ from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
 F1, CONTROL = "F1", "F1, labels shuffled"
-WELL = 50.0  # percent of F1
-CONSTANT = 1e-4  # what codes vary by that say nothing
+DECODED_F1 = 50.0  # percent, from which on something is decoded
+LEAST_SPREAD = 1e-4  # of codes: those of a dead layer are all alike
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
 DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
@@ -128,7 +128,7 @@ def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row
     found = [mean_codes(one, "rule") for one in codes]
     related, pairs = [], []
     for one, theirs in zip(found, codes, strict=True):
-        if np.ptp(theirs.layer(-1), axis=0).max() < CONSTANT:  # of a dead layer: all are alike
+        if np.ptp(theirs.layer(-1), axis=0).max() < LEAST_SPREAD:
             related.append(float("nan"))
             pairs.append(float("nan"))
             continue
@@ -153,8 +153,8 @@ def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row
 def decodable(*ways: Way) -> Judge:
     """Judges macro F1 of the last layer, for each kind and way.
 
-    It must be above its control, and for more than a part of the claim as high as `WELL`: what is
-    merely more than chance does not say which term or rule it is.
+    It must be above its control, and for more than a part of the claim as high as `DECODED_F1`:
+    what is merely more than chance does not say which term or rule it is.
     """
 
     def judge(rows: Sequence[Row]) -> Verdict:
@@ -171,7 +171,7 @@ def decodable(*ways: Way) -> Judge:
         verdict = all_above(pairs, F1)
         if verdict is NOT_MEASURED:
             return verdict
-        well = all(row is None or row["mean"] >= WELL for row, _, _ in pairs)
+        well = all(row is None or row["mean"] >= DECODED_F1 for row, _, _ in pairs)
         judged = IN_PART if verdict.outcome == REPRODUCED and not well else verdict.outcome
         return Verdict(judged, f"F1 against shuffled labels, {verdict.evidence}")
 

@@ -130,7 +130,7 @@ def require(experiment: Experiment) -> None:
         import_module(package)
 
 
-def left(experiment: Experiment, options: Options) -> list[Point]:
+def points_left(experiment: Experiment, options: Options) -> list[Point]:
     """The points that are asked for and have no rows yet."""
     file = results_file(experiment.name, options.scale, options.results, options.runs)
     rows, points = read_rows(file), chosen_points(experiment, options)
