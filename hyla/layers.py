@@ -15,18 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyla import linear as fused
 from hyla.errors import bad_value
 
 # Standard deviation of a standard normal variable cut off at -2 and 2.
 TRUNCATED_STD = 0.87962566103423978
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation, as everywhere in the paper's models."""
-    return F.gelu(x, approximate="tanh")
 
 
 def lecun_normal_(weight: Tensor, fan_in: int) -> None:
@@ -50,22 +44,12 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
-    def after_gelu(self, x: Tensor) -> Tensor:
-        """The layer at GELU(x)."""
-        return linear(x, self.weight, self.bias, gelu_first=True)
 
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu_first: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, for each member with its own weights if there is a population axis."""
-    if weight.ndim == 3:
-        check_population(x, weight)
-        x_MNI = x.flatten(1, -2)
-        if fused.suits(x_MNI, weight):
-            return fused.linear(x_MNI, weight, bias, gelu_first).unflatten(1, x.shape[1:-1])
-    if gelu_first:
-        x = gelu(x)
     if weight.ndim == 2:
         return F.linear(x, weight, bias)
+    check_population(x, weight)
     y_MNE = torch.bmm(x.flatten(1, -2), weight.mT)
     if bias is not None:
         # Not baddbmm, which first copies the bias to every row, in a kernel of its own.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, einsum, nn
 
 from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention, token_index
-from hyla.attention.variants import ACTIVATIONS, KINDS
+from hyla.attention.variants import ACTIVATIONS, KINDS, gelu
 from hyla.config import Config
 from hyla.errors import bad_value
-from hyla.layers import Embedding, LayerNorm, Linear, gelu, lecun_normal_, linear
+from hyla.layers import Embedding, LayerNorm, Linear, lecun_normal_, linear
 
 FEED_FORWARDS = ("mlp", "moe")
 INPUTS = ("continuous", "vocabulary")
@@ -139,7 +139,7 @@ class FeedForward(nn.Module):
         self.output = Linear(hidden_size, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output.after_gelu(self.hidden(x))
+        return self.output(gelu(self.hidden(x)))
 
 
 class MixtureOfExperts(nn.Module):

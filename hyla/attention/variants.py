@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyla.errors import unknown_name
-from hyla.layers import gelu
 
 NORMALISERS = ("softmax", "none", "rms_head")
 VALUE_NETWORKS = ("linear", "mlp", "deep")
@@ -59,6 +58,11 @@ KINDS: dict[str, Kind] = {
     "hyla-rms_head+softmax": Kind("HYLA - RMSHead + softmax", "softmax", "mlp", nonlinear=True),
     "hyla+deep": Kind("HYLA + deep value network", "rms_head", "deep", nonlinear=True),
 }
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh approximation, as everywhere in the paper's models."""
+    return F.gelu(x, approximate="tanh")
 
 
 def identity(x: Tensor) -> Tensor:
