@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from hyla.experiments.runner import (
 from hyla.experiments.runner import finished as read_run
 from hyla.experiments.scales import points_at
 from hyla.files import without_nan
+from hyla.report.summary import OUTCOMES
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
 from hyla.train import TimeUp, load_run, train
 from hyla.train.config import grid
@@ -156,7 +158,7 @@ def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     assert (found.points, found.measured, found.begun) == (len(points), len(points), 0)
     for claim in experiment.claims:
         verdict = claim.judge(rows)
-        assert verdict.outcome in ("reproduced", "in part", "not reproduced", "not measured")
+        assert verdict.outcome in (*OUTCOMES, "not measured")
         assert claim.judge([]).outcome == "not measured"
     needed = {"command", "scale"} | (
         {"members", "device", "seconds"} if points[0].config else set()
@@ -174,7 +176,8 @@ def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:
     for row in rows:
         assert len(row["per_seed"]) == 2
         if row["task"] == "SRAVEN":
-            assert 50 < row["ceiling"] <= 100
+            # All features of an answer are right less often than one of them.
+            assert 50 < row["ceiling"] <= mean(row["feature_ceiling_by_rule"].values()) <= 100
             assert row["curves"]["step"] == [2, 4]
             assert len(row["accuracy_by_rule"]) == 8
             # The curves end where the chosen members were measured.

@@ -15,6 +15,7 @@ from test_report_rows import HOSTILE, hostile, rows_of, write_results
 from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Figure
+from hyla.experiments.judge import find
 from hyla.experiments.results import results_file
 from hyla.experiments.scales import SCALES
 from hyla.report import load, render, write
@@ -347,6 +348,13 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
         assert "old" not in text
         assert len([line for line in text.splitlines() if line.startswith("| ")]) == 14
     assert "Dead, no value network is ever on: layer 2 of the model with" in text
+    # Never rounded up: what is said of all other rules holds for the least of them.
+    hyla = find(load(results, runs)[0].rows, row="HYLA", task="SRAVEN")
+    assert hyla is not None
+    means = sorted(one["mean"] for one in hyla["feature_accuracy_by_rule"].values())
+    line = next(line for line in text.splitlines() if "Beyond the paper: HYLA on SRAVEN" in line)
+    assert f"{means[0]:.0f} of 97 %" in line
+    assert f"all others {int(means[3])} % or more" in line
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))

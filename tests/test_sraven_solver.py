@@ -301,6 +301,17 @@ def test_statistics_are_those_of_the_solution() -> None:
     assert given.ambiguous.standard_error == pytest.approx(error)
     assert given.ambiguous_every_feature.value < given.ambiguous.value
     assert abs(given.ceiling.value - given.top_posterior.value) < 4 * given.ceiling.standard_error
+    marginal = solution.feature_probability(4)
+    torch.testing.assert_close(marginal.sum(dim=-1), torch.ones_like(marginal[..., 0]))
+    guessed = marginal.argmax(dim=-1) == batch.targets
+    rule, found = 6, given.feature_ceiling_by_rule["subtraction"]
+    assert RULES[rule] == "subtraction"
+    right = guessed[batch.target_rules == rule].double().mean().item()
+    assert found.value == pytest.approx(right)
+    # What is said of a feature is calibrated, and by feature no answer as a whole does better.
+    said = marginal.amax(dim=-1).mean().item()
+    assert abs(guessed.double().mean().item() - said) < 0.02
+    assert guessed.double().mean() >= (solution.best == batch.targets).double().mean() - 0.01
     wider = statistics(config, "train", 3000, prior="all", seed=3)
     right = (solve(batch.panels, config).best == batch.targets).all(dim=-1).double().mean()
     assert wider.ceiling.value == pytest.approx(right.item())

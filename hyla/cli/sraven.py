@@ -17,7 +17,7 @@ from hyla.tasks.export import FIELDS, check_index, export, format_of, records, s
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_draw import draw, save
 from hyla.tasks.sraven_print import print_answers, print_instance
-from hyla.tasks.sraven_stats import statistics
+from hyla.tasks.sraven_stats import Estimate, statistics
 from hyla.tasks.sraven_text import read_instance
 
 PICTURES = ("svg", "png")
@@ -152,10 +152,14 @@ def sraven_stats(
     table = Table(title=f"SRAVEN, {instances} instances of split {task.split}")
     for name in ("measure", "value", "standard error"):
         table.add_column(name, justify="left" if name == "measure" else "right")
-    for name, estimate in vars(measured).items():
-        if name != "instances":
-            numbers = (f"{estimate.value:.5f}", f"{estimate.standard_error:.5f}")
-            table.add_row(name.replace("_", " "), *numbers)
+    estimates = {
+        name: found for name, found in vars(measured).items() if isinstance(found, Estimate)
+    }
+    for rule, found in measured.feature_ceiling_by_rule.items():
+        estimates[f"ceiling of features under {rule}"] = found
+    for name, estimate in estimates.items():
+        numbers = (f"{estimate.value:.5f}", f"{estimate.standard_error:.5f}")
+        table.add_row(name.replace("_", " "), *numbers)
     Console(highlight=False).print(table)
 
 

@@ -116,7 +116,7 @@ ABLATION = Experiment(
             "on both tasks",
             hyla_is_better,
         ),
-        Claim("Both RMSHead and the nonlinearity are needed", both_are_needed),
+        Claim("RMSHead and the nonlinearity are needed in combination", both_are_needed),
     ),
     note="The paper does not give the number of experts of its MoE rows; here 4, of which a token "
     "takes 2.",

@@ -60,7 +60,7 @@ class Figure:
 class Verdict:
     """Whether a claim of the paper holds here.
 
-    outcome: "reproduced", "in part", "not reproduced", "not measured".
+    outcome: "reproduced", "in part", "not reproduced", "open", "not measured".
     evidence: the numbers, in one line.
     """
 

@@ -4,18 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hyla.experiments.declare import Claim, Verdict
-from hyla.experiments.judge import IN_PART, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
+from hyla.experiments.judge import IN_PART, NOT_MEASURED, NOT_REPRODUCED, OPEN, REPRODUCED
 from hyla.experiments.scales import SCALES
 from hyla.report.found import Found
 from hyla.report.parts import folded
 from hyla.report.text import at, duration, escape, number, shown
 
 MOST = 1e15  # of instances or seconds: more is a mistake, and should not spoil the sum
-OUTCOMES = (REPRODUCED, IN_PART, NOT_REPRODUCED)
+OUTCOMES = (REPRODUCED, IN_PART, NOT_REPRODUCED, OPEN)
 LOOKS = {
     REPRODUCED: ("good", "✓"),
     IN_PART: ("part", "◐"),
     NOT_REPRODUCED: ("bad", "✗"),
+    OPEN: ("part", "?"),
     NOT_MEASURED.outcome: ("none", "·"),
 }
 NAMES = {

@@ -82,6 +82,13 @@ class Solution:
         differs = (self.answers != targets[self.answer_instance]).all(dim=-1)
         return torch.zeros_like(self.ambiguous).index_put((self.answer_instance,), differs, True)
 
+    def feature_probability(self, values: int) -> Tensor:
+        """The posterior of each feature's symbol, whatever the other features, `[B, K, F]`."""
+        chosen_MKF = self.answers.unsqueeze(-1) == torch.arange(values, device=self.answers.device)
+        found_BKF = self.probability.new_zeros(len(self.best), *chosen_MKF.shape[1:])
+        weighted_MKF = chosen_MKF * self.probability[:, None, None]
+        return found_BKF.index_add(0, self.answer_instance, weighted_MKF)
+
 
 def solve(
     panels: Tensor,

@@ -44,6 +44,8 @@ class Statistics:
     ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
         no solver does better on average.
     top_posterior: the mean probability of that answer; with that prior, the same but for chance.
+    feature_ceiling_by_rule: of the features that a rule governs, those whose most probable symbol
+        is the true one, for each rule that occurs.
     """
 
     instances: int
@@ -51,6 +53,7 @@ class Statistics:
     ambiguous_every_feature: Estimate
     ceiling: Estimate
     top_posterior: Estimate
+    feature_ceiling_by_rule: dict[str, Estimate]
 
 
 def statistics(
@@ -79,6 +82,7 @@ def statistics(
             raise unknown_name("split, prior", name, STREAMS)
     task = Sraven(config, seed, device=device)
     measured: list[list[Tensor]] = [[], [], [], []]
+    right, rules = [], []
     chunk = 8192 if task.seed.device.type == "cpu" else 131_072
     for start in range(0, instances, chunk):
         index = range(start, min(start + chunk, instances))
@@ -88,8 +92,14 @@ def statistics(
         measured[1].append(solution.ambiguous_every_feature(batch.targets))
         measured[2].append((solution.best == batch.targets).all(dim=-1))
         measured[3].append(solution.best_probability)
+        right.append(solution.feature_probability(config.values).argmax(dim=-1) == batch.targets)
+        rules.append(batch.target_rules)
         progress(len(index))
-    return Statistics(instances, *(Estimate.of(torch.cat(parts)) for parts in measured))
+    right_BK, rules_BK = torch.cat(right), torch.cat(rules)
+    governed = {rule: right_BK[rules_BK == i] for i, rule in enumerate(RULES)}
+    by_rule = {rule: Estimate.of(samples) for rule, samples in governed.items() if len(samples)}
+    ambiguous, every, best, top = (Estimate.of(torch.cat(parts)) for parts in measured)
+    return Statistics(instances, ambiguous, every, best, top, by_rule)
 
 
 def number_of_tasks(features: int) -> int:
