@@ -315,6 +315,10 @@ def test_statistics_are_those_of_the_solution() -> None:
     wider = statistics(config, "train", 3000, prior="all", seed=3)
     right = (solve(batch.panels, config).best == batch.targets).all(dim=-1).double().mean()
     assert wider.ceiling.value == pytest.approx(right.item())
+    none = statistics(config, "held_out", 3000, prior="train", seed=3)  # often nothing fits
+    some = statistics(config, "held_out", 3000, seed=3)
+    for rule, estimate in none.feature_ceiling_by_rule.items():
+        assert estimate.value < some.feature_ceiling_by_rule[rule].value
     with pytest.raises(ValueError, match="split, prior: unknown name 'held-out'"):
         statistics(config, "train", prior="held-out")
 

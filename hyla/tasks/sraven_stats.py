@@ -92,7 +92,8 @@ def statistics(
         measured[1].append(solution.ambiguous_every_feature(batch.targets))
         measured[2].append((solution.best == batch.targets).all(dim=-1))
         measured[3].append(solution.best_probability)
-        right.append(solution.feature_probability(config.values).argmax(dim=-1) == batch.targets)
+        guess = solution.feature_probability(config.values).argmax(dim=-1)
+        right.append((guess == batch.targets) & (solution.best >= 0))  # not where nothing fits
         rules.append(batch.target_rules)
         progress(len(index))
     right_BK, rules_BK = torch.cat(right), torch.cat(rules)
