@@ -45,6 +45,11 @@ made of rules (measured by the share solved). F1 says how well terms or rules ca
 codes.
 """.strip()
 
+MEANING = (
+    "Reproduced: all comparisons of a claim hold by more than two standard errors. In part: some "
+    "do, or all by more than one. Open: none does so far, and others are not measured."
+)
+
 
 def badge(scale: str) -> str:
     """The scale of results, to be seen at once."""
@@ -112,7 +117,8 @@ def _groups(found: Sequence[Found]) -> Iterable[str]:
     for scale in ("paper", "small", "demo"):
         inside = _verdicts(found, OUTCOMES, scale)
         if inside:
-            yield f"<h2>Verdicts {badge(scale)}</h2><ul class='verdicts'>{inside}</ul>"
+            yield f"<h2>Verdicts {badge(scale)}</h2><p>{MEANING}</p>"
+            yield f"<ul class='verdicts'>{inside}</ul>"
     smoke = _verdicts(found, OUTCOMES, "smoke")
     if smoke:
         yield folded("Verdicts on smoke results", f"<ul class='verdicts'>{smoke}</ul>")
