@@ -106,8 +106,8 @@ def test_stats_are_those_of_the_library(hyla: Hyla, split: str) -> None:
         assert set(given[name]) == {"value", "standard_error"}
     text = hyla(f"sraven stats --features 3 --values 5 --instances 300 --split {split}")
     assert f"{measured.ceiling.value:.5f}" in text
-    for rule, estimate in measured.feature_ceiling_by_rule.items():
-        assert given["feature_ceiling_by_rule"][rule] == vars(estimate)
+    for rule, estimate in measured.feature_accuracy_by_rule.items():
+        assert given["feature_accuracy_by_rule"][rule] == vars(estimate)
         assert f"under {rule}" in text
 
 

@@ -177,7 +177,7 @@ def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:
         assert len(row["per_seed"]) == 2
         if row["task"] == "SRAVEN":
             # All features of an answer are right less often than one of them.
-            assert 50 < row["ceiling"] <= mean(row["feature_ceiling_by_rule"].values()) <= 100
+            assert 50 < row["ceiling"] <= mean(row["solver_by_rule"].values()) <= 100
             assert row["curves"]["step"] == [2, 4]
             assert len(row["accuracy_by_rule"]) == 8
             # The curves end where the chosen members were measured.

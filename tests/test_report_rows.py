@@ -68,7 +68,7 @@ def measured_row(point: Any, rng: random.Random) -> Row:
         for by in ("accuracy_by_rule", "feature_accuracy_by_rule"):
             row[by] = {rule: spread(rng, mean - 3 * i) for i, rule in enumerate(RULES)}
         steps = [1000 * i for i in range(1, 26)]
-        row |= {"ceiling": 92.9, "feature_ceiling_by_rule": dict.fromkeys(RULES, 97.2)}
+        row |= {"ceiling": 92.9, "solver_by_rule": dict.fromkeys(RULES, 97.2)}
         row["curves"] = {
             "step": steps,
             "accuracy": [round(mean * (1 - math.exp(-s / 9000)), 3) for s in steps],

@@ -304,7 +304,7 @@ def test_statistics_are_those_of_the_solution() -> None:
     marginal = solution.feature_probability(4)
     torch.testing.assert_close(marginal.sum(dim=-1), torch.ones_like(marginal[..., 0]))
     guessed = marginal.argmax(dim=-1) == batch.targets
-    rule, found = 6, given.feature_ceiling_by_rule["subtraction"]
+    rule, found = 6, given.feature_accuracy_by_rule["subtraction"]
     assert RULES[rule] == "subtraction"
     right = guessed[batch.target_rules == rule].double().mean().item()
     assert found.value == pytest.approx(right)
@@ -317,9 +317,9 @@ def test_statistics_are_those_of_the_solution() -> None:
     assert wider.ceiling.value == pytest.approx(right.item())
     none = statistics(config, "held_out", 3000, prior="train", seed=3)  # often nothing fits
     some = statistics(config, "held_out", 3000, seed=3)
-    for rule, estimate in none.feature_ceiling_by_rule.items():
-        assert estimate.value < some.feature_ceiling_by_rule[rule].value
-    with pytest.raises(ValueError, match="split, prior: unknown name 'held-out'"):
+    for rule, estimate in none.feature_accuracy_by_rule.items():
+        assert estimate.value < some.feature_accuracy_by_rule[rule].value
+    with pytest.raises(ValueError, match="prior: unknown name 'held-out'"):
         statistics(config, "train", prior="held-out")
 
 

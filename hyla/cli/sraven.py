@@ -149,14 +149,15 @@ def sraven_stats(
         settings = asdict(config) | {"split": split, "prior": prior, "seed": task.seed}
         write_json(settings | asdict(measured))
         return
-    table = Table(title=f"SRAVEN, {instances} instances of split {task.split}")
+    title = f"SRAVEN, {instances} instances of split {task.split}, prior {prior.replace('_', '-')}"
+    table = Table(title=title)
     for name in ("measure", "value", "standard error"):
         table.add_column(name, justify="left" if name == "measure" else "right")
     estimates = {
         name: found for name, found in vars(measured).items() if isinstance(found, Estimate)
     }
-    for rule, found in measured.feature_ceiling_by_rule.items():
-        estimates[f"ceiling of features under {rule}"] = found
+    for rule, found in measured.feature_accuracy_by_rule.items():
+        estimates[f"features right under {rule}"] = found
     for name, estimate in estimates.items():
         numbers = (f"{estimate.value:.5f}", f"{estimate.standard_error:.5f}")
         table.add_row(name.replace("_", " "), *numbers)

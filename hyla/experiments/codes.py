@@ -174,7 +174,8 @@ def decodable(*ways: Way) -> Judge:
         well = all(row is None or row["mean"] >= DECODED_F1 for row, _, _ in pairs)
         judged = IN_PART if verdict.outcome == REPRODUCED and not well else verdict.outcome
         told = "" if well else f" (reproduced from an F1 of {DECODED_F1:.0f} on)"
-        return Verdict(judged, f"F1 against shuffled labels{told}, {verdict.evidence}")
+        evidence = f"F1 in the last layer against shuffled labels{told}, {verdict.evidence}"
+        return Verdict(judged, evidence)
 
     return judge
 

@@ -189,7 +189,7 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
         row |= {name: _by_rule(chosen, name) for name in BY_RULE}
         # Each seed holds out other combinations.
         seeds = [member.seed for member in chosen]
-        row |= ceilings(config.task, CEILING_INSTANCES[scale], seeds)
+        row |= solved(config.task, CEILING_INSTANCES[scale], seeds)
         row |= {"curves": _curves(chosen)}
     return [row]
 
@@ -233,19 +233,20 @@ def untrained(seconds: float) -> dict[str, Any]:
     return {"device": platform.machine(), "versions": versions, "seconds": round(seconds, 1)}
 
 
-def ceilings(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """The best that can be done on held-out instances, if all rule combinations are possible.
+def solved(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """What the exact solver gets right of held-out instances, if all rules are possible.
 
-    In percent, means over seeds: the accuracy, and that of the features which a rule governs.
+    In percent, means over seeds: the accuracy, a ceiling, and that of the features which a rule
+    governs, of which one may be exceeded at the cost of others.
     """
     found = [_solved(task, instances, seed) for seed in seeds]
     by_rule: dict[str, list[float]] = {}
     for one in found:
-        for rule, estimate in one.feature_ceiling_by_rule.items():
+        for rule, estimate in one.feature_accuracy_by_rule.items():
             by_rule.setdefault(rule, []).append(100 * estimate.value)
     return {
         "ceiling": 100 * mean(one.ceiling.value for one in found),
-        "feature_ceiling_by_rule": {rule: mean(values) for rule, values in by_rule.items()},
+        "solver_by_rule": {rule: mean(values) for rule, values in by_rule.items()},
     }
 
 

@@ -40,25 +40,19 @@ def _table(rows: Sequence[Row]) -> list[str]:
         "| held out, percent | fuzzy logic, R2 | paper | SRAVEN, accuracy | paper |",
         "|---|---|---|---|---|",
     ]
-    for attention, feed_forward in ROWS:
-        name = title(attention, feed_forward)
-        found = [find(rows, row=name, task=task) for task in (FUZZY, SRAVEN)]
-        if any(found):
-            cells = [cell for row in found for cell in _cells(row)]
-            lines.append(f"| {' | '.join([name, *cells])} |")
+    for (attention, feed_forward), papers in ROWS.items():
+        name, cells = title(attention, feed_forward), []
+        for task, paper in zip((FUZZY, SRAVEN), papers, strict=True):
+            row = find(rows, row=name, task=task)
+            ours = with_error(row["mean"], row.get("standard_error")) if row else ""
+            cells += [ours, with_error(*paper)]
+        lines.append(f"| {' | '.join([name, *cells])} |")
     return lines
-
-
-def _cells(row: Row | None) -> tuple[str, str]:
-    if row is None:
-        return "", ""
-    ours = with_error(row["mean"], row.get("standard_error"))
-    return ours, with_error(row.get("paper_mean"), row.get("paper_standard_error"))
 
 
 def _on_sraven(rows: Sequence[Row]) -> list[Row]:
     found = [find(rows, row=title(*names), task=SRAVEN) for names in ROWS]
-    return [row for row in found if row is not None and row.get("feature_ceiling_by_rule")]
+    return [row for row in found if row is not None and row.get("solver_by_rule")]
 
 
 def _beyond(row: Row) -> str:
@@ -67,7 +61,7 @@ def _beyond(row: Row) -> str:
     means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
     by_rule = sorted((mean, rule) for rule, mean in means.items() if mean is not None)
     least, rest = by_rule[:LEAST_LEARNED], by_rule[LEAST_LEARNED:]
-    best = row["feature_ceiling_by_rule"]
+    best = row["solver_by_rule"]
     worst = ", ".join(f"{rule} {mean:.0f} of {best[rule]:.0f} %" for mean, rule in least)
     others = f"; all others {math.floor(rest[0][0])} % or more" if rest else ""
     search = "" if row.get("search") == "full" else ", the grid searched on the first seed only"

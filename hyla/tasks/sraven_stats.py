@@ -44,8 +44,9 @@ class Statistics:
     ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
         no solver does better on average.
     top_posterior: the mean probability of that answer; with that prior, the same but for chance.
-    feature_ceiling_by_rule: of the features that a rule governs, those whose most probable symbol
-        is the true one, for each rule that occurs.
+    feature_accuracy_by_rule: of the features that a rule governs, those whose most probable symbol
+        is the true one, for each rule that occurs. No solver has more right features in all, but
+        one may have more under some rules at the cost of others.
     """
 
     instances: int
@@ -53,7 +54,7 @@ class Statistics:
     ambiguous_every_feature: Estimate
     ceiling: Estimate
     top_posterior: Estimate
-    feature_ceiling_by_rule: dict[str, Estimate]
+    feature_accuracy_by_rule: dict[str, Estimate]
 
 
 def statistics(
@@ -77,9 +78,9 @@ def statistics(
     """
     if instances < 2:
         raise bad_value("instances", instances, "a whole number of at least 2")
-    for name in (split, prior or split):
+    for field, name in (("split", split), ("prior", prior or split)):
         if name not in STREAMS:
-            raise unknown_name("split, prior", name, STREAMS)
+            raise unknown_name(field, name, STREAMS)
     task = Sraven(config, seed, device=device)
     measured: list[list[Tensor]] = [[], [], [], []]
     right, rules = [], []
