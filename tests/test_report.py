@@ -164,6 +164,10 @@ def test_smoke_results_are_no_verdict(tmp_path: Path) -> None:
     file.write_text(json.dumps(rows))
     found = load(results, runs)
     assert counts(found)["smoke"] == {"reproduced": 1}
+    papers = [e for e in EXPERIMENTS.values() if "paper" in e.scales]
+    assert len(papers) == len(EXPERIMENTS) - 2  # without the demonstrations
+    rest = sum(len(e.claims) for e in papers) - sum(counts(found)["smoke"].values())
+    assert counts(found)[""] == {"not measured": rest}
     assert not any("1 reproduced" in line for line in in_words(found))
     assert "✓" not in render(results, runs).replace(plotly_script(), "")
 

@@ -1,8 +1,9 @@
 """From trained populations to results: which hyperparameters are chosen, and what is reported.
 
 Hyperparameters are chosen by the loss on validation instances (tasks of training, instances that
-nothing else is measured on), averaged over seeds. What is reported plays no part in it. The paper
-reports the best of its grid; that choice stands beside ours as `paper_choice`.
+nothing else is measured on), averaged over seeds, or on the first one if only that was searched.
+What is reported plays no part in it. The paper reports the optimal setting of its grid; the best by
+what is reported, of those that all seeds have, stands beside ours as `paper_choice`.
 """
 
 import json

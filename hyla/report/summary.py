@@ -72,7 +72,7 @@ def verdict(claim: Claim, judged: Verdict, scale: str, where: str = "") -> str:
 def counts(found: Sequence[Found]) -> dict[str, dict[str, int]]:
     """How many claims have each outcome, by scale; those not measured are under the scale ""."""
     by_scale: dict[str, Counter[str]] = {}
-    for one in found:
+    for one in filter(_counts, found):
         for _, judged in one.verdicts:
             measured = judged.outcome in OUTCOMES
             inside = by_scale.setdefault(one.scale if measured else "", Counter())
@@ -83,6 +83,11 @@ def counts(found: Sequence[Found]) -> dict[str, dict[str, int]]:
         for scale in (*SCALES, "")
         if scale in by_scale
     }  # fmt: skip
+
+
+def _counts(found: Found) -> bool:
+    """A demonstration that was not run is no claim of the paper's that is missing."""
+    return bool(found.scale) or "paper" in found.experiment.scales
 
 
 def in_words(found: Sequence[Found]) -> list[str]:
@@ -123,7 +128,7 @@ def _groups(found: Sequence[Found]) -> Iterable[str]:
     smoke = _verdicts(found, OUTCOMES, "smoke")
     if smoke:
         yield folded("Verdicts on smoke results", f"<ul class='verdicts'>{smoke}</ul>")
-    rest = _verdicts(found, (NOT_MEASURED.outcome,), None)
+    rest = _verdicts(list(filter(_counts, found)), (NOT_MEASURED.outcome,), None)
     if rest:
         yield folded("Claims not measured", f"<ul class='verdicts'>{rest}</ul>")
 
@@ -151,7 +156,7 @@ def _facts(found: Sequence[Found]) -> str:
     scales = Counter(one.scale for one in found if one.scale)
     facts = {
         "scale": "; ".join(
-            f"{scales[scale]} of {len(found)} experiments at {NAMES[scale]}"
+            f"{scales[scale]} of {_with(found, scale)} experiments at {NAMES[scale]}"
             for scale in SCALES
             if scales[scale]
         ),
@@ -166,6 +171,10 @@ def _facts(found: Sequence[Found]) -> str:
     }
     items = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in facts.items() if v)
     return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _with(found: Sequence[Found], scale: str) -> int:
+    return sum(scale in one.experiment.scales for one in found)
 
 
 def _distinct(values: Iterable[object]) -> str:
