@@ -343,13 +343,13 @@ def test_absurd_numbers_and_deep_nesting_do_not_stop_the_page(tmp_path: Path) ->
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path, dict)
     file = tmp_path / "README.md"
-    file.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    file.write_text(f"before\n{BEGIN}stale\n{END}\nafter\n")
     for _ in range(2):
         update(file, load(results, runs))
         text = file.read_text()
         assert text.startswith(f"before\n{BEGIN}| held out")
         assert text.endswith(f"{END}\nafter\n")
-        assert "old" not in text
+        assert "stale" not in text
         assert len([line for line in text.splitlines() if line.startswith("| ")]) == 14
     assert "Dead, no value network is ever on: layer 2 of the model with" in text
     # Never rounded up: what is said of all other rules holds for the least of them.

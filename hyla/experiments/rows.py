@@ -190,7 +190,7 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
         row |= {name: _by_rule(chosen, name) for name in BY_RULE}
         # Each seed holds out other combinations.
         seeds = [member.seed for member in chosen]
-        row |= solved(config.task, CEILING_INSTANCES[scale], seeds)
+        row |= solver_measures(config.task, CEILING_INSTANCES[scale], seeds)
         row |= {"curves": _curves(chosen)}
     return [row]
 
@@ -234,13 +234,13 @@ def untrained(seconds: float) -> dict[str, Any]:
     return {"device": platform.machine(), "versions": versions, "seconds": round(seconds, 1)}
 
 
-def solved(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str, Any]:
+def solver_measures(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str, Any]:
     """What the exact solver gets right of held-out instances, if all rules are possible.
 
     In percent, means over seeds: the accuracy, a ceiling, and that of the features which a rule
     governs, of which one may be exceeded at the cost of others.
     """
-    found = [_solved(task, instances, seed) for seed in seeds]
+    found = [_solver_statistics(task, instances, seed) for seed in seeds]
     by_rule: dict[str, list[float]] = {}
     for one in found:
         for rule, estimate in one.feature_accuracy_by_rule.items():
@@ -252,7 +252,7 @@ def solved(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str
 
 
 @cache
-def _solved(task: SravenConfig, instances: int, seed: int) -> Statistics:
+def _solver_statistics(task: SravenConfig, instances: int, seed: int) -> Statistics:
     return statistics(task, "held_out", instances, prior="all", seed=seed)
 
 

@@ -10,6 +10,7 @@ from hyla.experiments.declare import Row
 from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.files import new_file
 from hyla.report.found import Found
+from hyla.report.summary import MEANING
 from hyla.report.text import with_error
 
 LEAST_LEARNED = 3  # rules that are named
@@ -20,7 +21,8 @@ def results_block(found: Sequence[Found]) -> str:
     """Markdown of what is measured at the paper's scale."""
     there = [one for one in found if one.scale == "paper"]
     rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
-    lines = [*_table(rows), "", *_claims(there), *map(_beyond, _on_sraven(rows))]
+    table, claims = _table(rows), _claims(there)
+    lines = [*table, "", MEANING, "", *claims, *map(_beyond, _on_sraven(rows))]
     return "\n".join(lines) + "\n"
 
 

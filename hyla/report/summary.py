@@ -72,7 +72,7 @@ def verdict(claim: Claim, judged: Verdict, scale: str, where: str = "") -> str:
 def counts(found: Sequence[Found]) -> dict[str, dict[str, int]]:
     """How many claims have each outcome, by scale; those not measured are under the scale ""."""
     by_scale: dict[str, Counter[str]] = {}
-    for one in filter(_counts, found):
+    for one in filter(_is_counted, found):
         for _, judged in one.verdicts:
             measured = judged.outcome in OUTCOMES
             inside = by_scale.setdefault(one.scale if measured else "", Counter())
@@ -85,7 +85,7 @@ def counts(found: Sequence[Found]) -> dict[str, dict[str, int]]:
     }  # fmt: skip
 
 
-def _counts(found: Found) -> bool:
+def _is_counted(found: Found) -> bool:
     """A demonstration that was not run is no claim of the paper's that is missing."""
     return bool(found.scale) or "paper" in found.experiment.scales
 
@@ -113,6 +113,7 @@ def first_screen(found: Sequence[Found]) -> str:
         "<h1>Attention as a Hypernetwork, reproduced</h1>",
         f"<p>{ABOUT}</p>",
         lines,
+        f"<p>{MEANING}</p>",
         _facts(found),
         *_groups(found),
     ]
@@ -123,12 +124,11 @@ def _groups(found: Sequence[Found]) -> Iterable[str]:
     for scale in ("paper", "small", "demo"):
         inside = _verdicts(found, OUTCOMES, scale)
         if inside:
-            yield f"<h2>Verdicts {badge(scale)}</h2><p>{MEANING}</p>"
-            yield f"<ul class='verdicts'>{inside}</ul>"
+            yield f"<h2>Verdicts {badge(scale)}</h2><ul class='verdicts'>{inside}</ul>"
     smoke = _verdicts(found, OUTCOMES, "smoke")
     if smoke:
         yield folded("Verdicts on smoke results", f"<ul class='verdicts'>{smoke}</ul>")
-    rest = _verdicts(list(filter(_counts, found)), (NOT_MEASURED.outcome,), None)
+    rest = _verdicts(list(filter(_is_counted, found)), (NOT_MEASURED.outcome,), None)
     if rest:
         yield folded("Claims not measured", f"<ul class='verdicts'>{rest}</ul>")
 
@@ -156,7 +156,7 @@ def _facts(found: Sequence[Found]) -> str:
     scales = Counter(one.scale for one in found if one.scale)
     facts = {
         "scale": "; ".join(
-            f"{scales[scale]} of {_with(found, scale)} experiments at {NAMES[scale]}"
+            f"{scales[scale]} of {_number_with(found, scale)} experiments at {NAMES[scale]}"
             for scale in SCALES
             if scales[scale]
         ),
@@ -173,7 +173,8 @@ def _facts(found: Sequence[Found]) -> str:
     return f'<dl class="facts">{items}</dl>' if items else ""
 
 
-def _with(found: Sequence[Found], scale: str) -> int:
+def _number_with(found: Sequence[Found], scale: str) -> int:
+    """How many experiments can be run at a scale."""
     return sum(scale in one.experiment.scales for one in found)
 
 
