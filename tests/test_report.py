@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hyla.experiments.scales import SCALES
 from hyla.report import load, render, write
 from hyla.report.drawn import Drawn
 from hyla.report.figures import DRAWINGS, draw
-from hyla.report.markdown import BEGIN, END, update
+from hyla.report.markdown import BEGIN, END, results_block, update
 from hyla.report.page import plotly_script
 from hyla.report.summary import BADGES, counts, in_words
 from hyla.report.tables import against_paper, draw_table
@@ -340,6 +341,15 @@ def test_absurd_numbers_and_deep_nesting_do_not_stop_the_page(tmp_path: Path) ->
     assert "the number of heads" in render(tmp_path, tmp_path / "runs")
 
 
+def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
+    rows = rows_of(EXPERIMENTS["ablation"])
+    rows[0] |= {"search": "first-seed"}
+    (tmp_path / "ablation.json").write_text(json.dumps(rows))
+    lines = results_block(load(tmp_path, tmp_path / "runs")).splitlines()
+    assert sum(" † |" in line for line in lines) == 1
+    assert any(line.startswith("† ") and "experts" in line for line in lines)
+
+
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path, dict)
     file = tmp_path / "README.md"
@@ -359,6 +369,8 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     line = next(line for line in text.splitlines() if "Beyond the paper: HYLA on SRAVEN" in line)
     assert f"{means[0]:.0f} of 97 %" in line
     assert f"all others {int(means[3])} % or more" in line
+    assert "from 7.2 to 98.8 in the 2 trainings" in line
+    assert line.removeprefix("- Beyond the paper: ") in unescape(render(results, runs))
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))

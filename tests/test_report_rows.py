@@ -57,7 +57,8 @@ def measured_row(point: Any, rng: random.Random) -> Row:
         "paper_mean": paper_mean, "paper_standard_error": paper_error,
         "hyperparameters": settings,
         "paper_choice": spread(rng, mean + 2) | {"hyperparameters": settings},
-        "grid": [], "chosen_members": [["run", 0]],
+        "grid": [settings | {"per_seed": [7.25, None]}, settings | {"per_seed": [98.75]}, settings],
+        "chosen_members": [["run", 0]],
     }  # fmt: skip
     if config.model.attention == "hyla":
         row["active_units"] = [[30.0, 9.5, 0.0, 1.2], [30.0, 9.5, 2.1, 1.2], [31.0, 9.5, 2.0, 1.2]]

@@ -46,6 +46,7 @@ def test_the_best_validation_loss_is_chosen_whatever_is_reported() -> None:
     assert row["paper_choice"]["mean"] == 90.0
     assert (row["paper_mean"], row["paper_standard_error"]) == (50.0, 1.0)
     assert [round(g["validation_loss"], 3) for g in row["grid"]] == [0.25, 0.24]
+    assert [g["per_seed"] for g in row["grid"]] == [[90.0, 90.0], [10.0, 30.0]]
 
 
 @pytest.mark.parametrize("scramble", range(3))

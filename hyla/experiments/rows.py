@@ -259,9 +259,11 @@ def _solver_statistics(task: SravenConfig, instances: int, seed: int) -> Statist
 def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
     for group in by_settings(members).values():
         losses = [m.validation_loss for m in group]
+        held_out = spread([m.measure(HELD_OUT) for m in group])
         yield hyperparameters(group[0]) | {
             "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,
-            "held_out": spread([m.measure(HELD_OUT) for m in group])["mean"],
+            "held_out": held_out["mean"],
+            "per_seed": held_out["per_seed"],
             "seeds": len(group),
         }
 

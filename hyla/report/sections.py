@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hyla.experiments import rows as choosing
+from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Figure
+from hyla.report.beyond import beyond
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
 from hyla.report.found import DAMAGE, Found
@@ -43,6 +45,7 @@ def experiment_section(found: Found, plots: Plots) -> str:
         _claims(found),
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
         _how(found),
+        _beyond(found),
         *(_figures(found, plots) if found.rows else [_nothing(found)]),
         origins(found),
         "</section>",
@@ -53,6 +56,16 @@ def experiment_section(found: Found, plots: Plots) -> str:
 def _claims(found: Found) -> str:
     items = "".join(verdict(claim, judged, found.scale) for claim, judged in found.verdicts)
     return f'<ul class="verdicts">{items}</ul>' if items else ""
+
+
+def _beyond(found: Found) -> str:
+    """What the paper does not say."""
+    try:
+        lines = beyond(found.rows) if found.experiment is ABLATION else []
+    except DAMAGE:  # the figures say what is wrong with a row
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<p>Beyond the paper:</p><ul>{items}</ul>" if items else ""
 
 
 def _how(found: Found) -> str:
