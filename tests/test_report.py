@@ -341,6 +341,20 @@ def test_absurd_numbers_and_deep_nesting_do_not_stop_the_page(tmp_path: Path) ->
     assert "the number of heads" in render(tmp_path, tmp_path / "runs")
 
 
+def test_every_training_of_a_grid_is_a_dot() -> None:
+    rows = [row for row in rows_of(EXPERIMENTS["ablation"]) if row["task"] == "SRAVEN"]
+    figure = EXPERIMENTS["ablation"].figures[0]
+    for odd in (None, "x", [3], [{"per_seed": "x"}], [{"per_seed": [None, "x"]}]):
+        rows[0] |= {"grid": odd}
+        drawn = draw_table(figure, rows, ("row", "task"))
+        names = [key.name for key in drawn.legend]
+        dots = next(t for t in drawn.panels[0].data if t["name"] == "single trainings")
+        assert names[int(dots["legendgroup"])] == "single trainings"
+        assert dots["x"] == [7.25, 98.75] * (len(rows) - 1)
+    bare = draw_table(figure, [rows[0]], ("row", "task"))
+    assert [key.name for key in bare.legend] == ["here", "paper"]
+
+
 def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
     rows = rows_of(EXPERIMENTS["ablation"])
     rows[0] |= {"search": "first-seed"}

@@ -86,9 +86,11 @@ def _panel(axes: Any, panel: Panel, *, first: bool) -> None:
     axes.grid(color="#e3e6ea", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    x, y = panel.layout["xaxis"], panel.layout["yaxis"]
+    if "categoryarray" in y:
+        axes.yaxis.update_units([_text(name) for name in y["categoryarray"]])
     for trace in panel.data:
         _trace(axes, trace)
-    x, y = panel.layout["xaxis"], panel.layout["yaxis"]
     axes.set_xlabel(_text(x["title"]["text"]), fontsize=9)
     if first:
         axes.set_ylabel(_text(y["title"]["text"]), fontsize=9)
@@ -117,7 +119,8 @@ def _trace(axes: Any, trace: Trace) -> None:
         color=colour,
         marker=MARKERS.get(symbol, "o"),
         markerfacecolor="white" if symbol.endswith("-open") else colour,
-        markersize=5,
+        markersize=marker.get("size", 10) / 2,
+        alpha=marker.get("opacity"),
         linestyle=LINES[line.get("dash", "solid")] if "lines" in trace["mode"] else "",
         linewidth=1.6,
         elinewidth=1.0,

@@ -22,9 +22,9 @@ from hyla.report.drawn import (
     usable,
     values_of,
 )
-from hyla.report.text import at, hover, label, number, shown, spoken, with_error
+from hyla.report.text import at, hover, label, number, rounded, shown, spoken, with_error
 
-OURS, PAPER = "here", "paper"
+OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 
 
 def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
@@ -54,12 +54,13 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             cells += _pair(found.get((line, column)), axes, papers)
         body.append(cells)
     drawn.table = Grid(head, body)
+    colours = {OURS: PALETTE[0]} | ({PAPER: GREY} if papers else {})
+    colours |= {SINGLE: PALETTE[5]} if any(map(_trainings, there)) else {}
+    drawn.legend = [Key(name, colour) for name, colour in colours.items()]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
-        drawn.panels.append(_dots(figure, shown(column), inside, axes))
-    drawn.legend = [Key(OURS, PALETTE[0])]
+        drawn.panels.append(_dots(figure, shown(column), inside, axes, colours))
     if papers:
-        drawn.legend.append(Key(PAPER, GREY))
         drawn.note = (
             f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
             "difference (▲ above, ▼ below)."
@@ -98,12 +99,17 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
     return [cell, with_error(row.get("paper_mean"), row.get("paper_standard_error"))]
 
 
-def _dots(figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str]) -> Panel:
+def _dots(
+    figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str], colours: dict[str, str]
+) -> Panel:
     names = [label(shown(row[figure.x]), 24) for row in rows]
-    ours = _dot(OURS, names, rows, "mean", "standard_error", PALETTE[0])
+    ours = _dot(OURS, names, rows, "mean", "standard_error")
     ours["hovertext"] = [hover(about.lines(row, axes, OURS, row)) for row in rows]
-    paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error", GREY)
-    traces = [trace for trace in (paper, ours) if trace["x"]]
+    paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error")
+    traces = [trace for trace in (_single(names, rows), paper, ours) if trace["x"]]
+    for trace in traces:
+        trace["marker"]["color"] = colours[trace["name"]]
+        trace["legendgroup"] = str([*colours].index(trace["name"]))
     layout = {
         "xaxis": axis("percent" if figure.percent else "", zeroline=False),
         "yaxis": axis(autorange="reversed", type="category", categoryarray=names),
@@ -111,13 +117,12 @@ def _dots(figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str]) 
     return Panel(title, traces, layout, 90 + 40 * len(rows))
 
 
-def _dot(
-    name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error: str, colour: str
-) -> Trace:
+def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error: str) -> Trace:
     there = [(text, row) for text, row in zip(names, rows, strict=True) if number(row.get(mean))
              is not None]  # fmt: skip
     ours = name == OURS
     return {
+        "name": name,
         "type": "scatter",
         "mode": "markers",
         "x": [row[mean] for _, row in there],
@@ -129,16 +134,47 @@ def _dot(
             "width": 4,
         },
         "marker": {
-            "color": colour, "size": 10, "symbol": "circle" if ours else "diamond-open",
-            "line": {"width": 2, "color": colour},
+            "size": 10, "symbol": "circle" if ours else "diamond-open", "line": {"width": 2},
         },
         "hoverinfo": "text",
         "hovertext": [
             hover([name, with_error(row[mean], row.get(error))])
             for _, row in there
         ],
-        "legendgroup": "0" if ours else "1",
     }  # fmt: skip
+
+
+def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
+    """Every training of the grid, the chosen and the others."""
+    there = [
+        (name, value, text)
+        for name, row in zip(names, rows, strict=True)
+        for value, text in _trainings(row)
+    ]
+    return {
+        "name": SINGLE,
+        "type": "scatter",
+        "mode": "markers",
+        "x": [value for _, value, _ in there],
+        "y": [name for name, *_ in there],
+        "marker": {"size": 7, "symbol": "circle", "opacity": 0.5},
+        "hoverinfo": "text",
+        "hovertext": [text for *_, text in there],
+    }
+
+
+def _trainings(row: Row) -> list[tuple[float, str]]:
+    """The value of each training that the row's grid keeps, and what it is."""
+    found = []
+    grid, chosen = row.get("grid"), row.get("hyperparameters")
+    for setting in grid if isinstance(grid, list) else []:
+        values = at(setting, "per_seed")
+        names = chosen if isinstance(chosen, dict) else {}
+        text = about.settings({name: at(setting, name) for name in names})
+        for value in map(number, values if isinstance(values, list) else []):
+            if value is not None:
+                found.append((value, hover([f"one training: {rounded(value)}", text])))
+    return found
 
 
 def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
