@@ -235,6 +235,14 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
     assert len(row["runs"]) == 2
     assert row["members"] == 3  # two settings on one seed, the better one on the other
     assert "--search first-seed" in row["command"]
+    # The whole grid is more: it is not done yet, and a search on one seed does not replace it.
+    with pytest.raises(TimeUp):
+        run_experiment(EXPERIMENTS["held-out"], replace(options, search="full", deadline=-1.0))
+    full = run_experiment(EXPERIMENTS["held-out"], replace(options, search="full"))
+    assert run_experiment(EXPERIMENTS["held-out"], replace(options, deadline=-1.0)) == full
+    other = replace(options, precision="bf16", deadline=-1.0)
+    with pytest.raises(TimeUp):
+        run_experiment(EXPERIMENTS["held-out"], other)
 
 
 def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:

@@ -110,12 +110,19 @@ def other_seeds(config: RunConfig, runs: Sequence[FinishedRun]) -> RunConfig | N
 
 
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
-    """The rows of a point that come from the very runs it asks for: their names tell."""
+    """The rows of a point that come from the very runs it asks for: their names tell.
+
+    Those of a full search will do for one on the first seed, which is a part of it.
+    """
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
-    wanted = run_names(point, search)
-    return [r for r in found if r.get("search") == search and wanted <= set(r.get("runs", []))]
+    wanted = {name: run_names(point, name) for name in (search, "full")}
+    return [
+        row
+        for row in found
+        if (names := wanted.get(row.get("search", ""))) and names <= set(row.get("runs", []))
+    ]
 
 
 def run_names(point: Point, search: str) -> set[str]:
