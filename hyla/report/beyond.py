@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from hyla.experiments.ablation import ROWS, SRAVEN, title
-from hyla.experiments.declare import Row
+from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
 
 LEAST_LEARNED = 3  # rules that are named
@@ -27,7 +27,8 @@ def _line(row: Row) -> str:
     search = "" if row.get("search") == "full" else ", the grid searched on the first seed only"
     return (
         f"{row['row']} on SRAVEN ({seeds} by seed{search}{_trainings(row)}) is "
-        f"{row['ceiling'] - row['mean']:.1f} points below the ceiling of {row['ceiling']:.1f}. "
+        f"{row['ceiling'] - row['mean']:.1f} points below the ceiling of {row['ceiling']:.1f}, and "
+        f"has {row['measures'][IN_DISTRIBUTION]['mean']:.1f} on combinations of training. "
         "Features it gets right, by rule, the least first, of what the exact solver gets right: "
         f"{worst}{others}.{_dead(row)}"
     )
