@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hyla.experiments.ablation import ROWS, SRAVEN, title
 from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
+from hyla.report.tables import is_first_seed
 
 LEAST_LEARNED = 3  # rules that are named
 
@@ -24,7 +25,7 @@ def _line(row: Row) -> str:
     best = row["solver_by_rule"]
     worst = ", ".join(f"{rule} {mean:.0f} of {best[rule]:.0f} %" for mean, rule in least)
     others = f"; all others {math.floor(rest[0][0])} % or more" if rest else ""
-    search = "" if row.get("search") == "full" else ", the grid searched on the first seed only"
+    search = ", the grid searched on the first seed only" if is_first_seed(row) else ""
     return (
         f"{row['row']} on SRAVEN ({seeds} by seed{search}{_trainings(row)}) is "
         f"{row['ceiling'] - row['mean']:.1f} points below the ceiling of {row['ceiling']:.1f}, and "

@@ -11,9 +11,9 @@ from hyla.files import new_file
 from hyla.report.beyond import beyond
 from hyla.report.found import Found
 from hyla.report.summary import MEANING
+from hyla.report.tables import FIRST_SEED, measured
 from hyla.report.text import with_error
 
-FIRST_SEED = "† The grid was searched on the first seed only."
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
@@ -47,9 +47,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
         name, cells = title(attention, feed_forward), []
         for task, paper in zip((FUZZY, SRAVEN), papers, strict=True):
             row = find(rows, row=name, task=task)
-            ours = with_error(row["mean"], row.get("standard_error")) if row else ""
-            ours += " †" if row and row.get("search") == "first-seed" else ""
-            cells += [ours, with_error(*paper)]
+            cells += [measured(row) if row else "", with_error(*paper)]
         lines.append(f"| {' | '.join([name, *cells])} |")
     return lines
 

@@ -76,8 +76,8 @@ def _how(found: Found) -> str:
     parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
     if found.measured < found.points:
         parts = [
-            f"<p><strong>{found.measured} of {found.points} points are measured</strong>; the same "
-            "command does the rest:</p>"
+            f"<p><strong>{found.measured} of {found.points} points are measured</strong>. The "
+            "commands that made them go on with the rest:</p>"
         ]
     parts += map(command, _commands(found))
     whole = found.experiment.scales[0]

@@ -24,6 +24,8 @@ from hyla.report.drawn import (
 )
 from hyla.report.text import at, hover, label, number, rounded, shown, spoken, with_error
 
+MARK = "†"
+FIRST_SEED = f"{MARK} The grid was searched on the first seed only."
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 
 
@@ -65,7 +67,20 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
             "difference (▲ above, ▼ below)."
         )
+    if any(map(is_first_seed, there)):
+        drawn.note = f"{FIRST_SEED} {drawn.note}".strip()
     return drawn
+
+
+def measured(row: Row) -> str:
+    """The mean of a row with its standard error, marked if it was searched on one seed."""
+    text = with_error(row["mean"], row.get("standard_error"))
+    return f"{text} {MARK}" if is_first_seed(row) else text
+
+
+def is_first_seed(row: Row) -> bool:
+    """Whether hyperparameters were chosen by the first seed alone."""
+    return row.get("search") == "first-seed"
 
 
 def against_paper(row: Row) -> float | None:
@@ -87,7 +102,7 @@ def against_paper(row: Row) -> float | None:
 def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
     if row is None:
         return ["not measured", ""] if papers else ["not measured"]
-    ours = with_error(row["mean"], row.get("standard_error"))
+    ours = measured(row)
     errors = against_paper(row)
     mark = ""
     comparable = row.get("scale") == "paper"
@@ -108,7 +123,8 @@ def _dots(
     paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error")
     traces = [trace for trace in (_single(names, rows), paper, ours) if trace["x"]]
     for trace in traces:
-        trace["marker"]["color"] = colours[trace["name"]]
+        colour, width = colours[trace["name"]], 0 if trace["name"] == SINGLE else 2
+        trace["marker"] |= {"color": colour, "line": {"width": width, "color": colour}}
         trace["legendgroup"] = str([*colours].index(trace["name"]))
     layout = {
         "xaxis": axis("percent" if figure.percent else "", zeroline=False),
@@ -133,9 +149,7 @@ def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error:
             "thickness": 1.5 if ours else 1.2,
             "width": 4,
         },
-        "marker": {
-            "size": 10, "symbol": "circle" if ours else "diamond-open", "line": {"width": 2},
-        },
+        "marker": {"size": 10, "symbol": "circle" if ours else "diamond-open"},
         "hoverinfo": "text",
         "hovertext": [
             hover([name, with_error(row[mean], row.get(error))])
