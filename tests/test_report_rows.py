@@ -92,9 +92,10 @@ def provenance(config: Any, name: str, rng: random.Random) -> Row:
 
 
 def ambiguity_row(point: Any, rng: random.Random) -> Row:
-    names = ("ambiguous", "ambiguous in every feature", "ceiling", "ceiling on held-out")
+    names = ("ambiguous", "ambiguous in every feature", "ambiguous feature by feature")
+    names += ("ceiling", "ceiling on held-out")
     names += ("log10 of tasks", "log10 of possible instances")
-    numbers = (24.1, 0.31, 94.0, 92.9, 5.3, 24.0)
+    numbers = (24.1, 0.31, 0.35, 94.0, 92.9, 5.3, 24.0)
     measures = {
         name: {"mean": value, "standard_error": 0.1}
         for name, value in zip(names, numbers, strict=True)

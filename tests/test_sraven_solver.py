@@ -175,6 +175,12 @@ def test_ambiguity_in_every_feature_one_instance_at_a_time() -> None:
         answers = solution.answers[solution.answer_instance == n].tolist()
         exact = any(all(a != t for a, t in zip(answer, target, strict=True)) for answer in answers)
         assert given[n] == exact
+        symbols = [set(column) for column in zip(*answers, strict=True)]
+        assert solution.ambiguous_features[n].tolist() == [len(one) > 1 for one in symbols]
+    each = solution.ambiguous_features
+    assert (given <= each.all(dim=-1)).all()
+    assert given.sum() < each.all(dim=-1).sum()
+    assert (each.any(dim=-1) == solution.ambiguous).all()
 
 
 def test_the_order_of_the_combinations_does_not_matter() -> None:
@@ -299,7 +305,9 @@ def test_statistics_are_those_of_the_solution() -> None:
     assert given.top_posterior.value == pytest.approx(solution.best_probability.mean().item())
     error = (fraction * (1 - fraction) / 3000) ** 0.5
     assert given.ambiguous.standard_error == pytest.approx(error)
-    assert given.ambiguous_every_feature.value < given.ambiguous.value
+    each = solution.ambiguous_features.all(dim=-1).double().mean().item()
+    assert given.ambiguous_feature_by_feature.value == pytest.approx(each)
+    assert given.ambiguous_every_feature.value < each < given.ambiguous.value
     assert abs(given.ceiling.value - given.top_posterior.value) < 4 * given.ceiling.standard_error
     marginal = solution.feature_probability(4)
     torch.testing.assert_close(marginal.sum(dim=-1), torch.ones_like(marginal[..., 0]))

@@ -46,6 +46,7 @@ def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     measures = {
         "ambiguous": percent("ambiguous"),
         "ambiguous in every feature": percent("ambiguous_every_feature"),
+        "ambiguous feature by feature": percent("ambiguous_feature_by_feature"),
         "ceiling": percent("ceiling"),
         "ceiling on held-out": {
             "mean": 100 * held_out.ceiling.value,
@@ -75,9 +76,14 @@ def rarely_ambiguous(rows: Sequence[Row]) -> Verdict:
     row = next((r for r in rows if (r["features"], r["values"]) == (4, 8)), None)
     if row is None:
         return NOT_MEASURED
-    mean, narrow = row["mean"], row["measures"]["ambiguous in every feature"]["mean"]
-    evidence = f"{mean:.1f} % by the definition in words, {narrow:.2f} % if every feature of the "
-    evidence += f"other answer must differ, as the authors count (paper: {row['paper_mean']} %)"
+    mean, measures = row["mean"], row["measures"]
+    together = measures["ambiguous in every feature"]["mean"]
+    alone = measures["ambiguous feature by feature"]["mean"]
+    evidence = (
+        f"{mean:.1f} % by the definition in words, {together:.2f} % if one other answer must "
+        f"differ in every feature, as the authors count, {alone:.2f} % if every feature must be "
+        f"ambiguous by itself (paper: {row['paper_mean']} %)"
+    )
     return Verdict(REPRODUCED if mean < PAPER_LIMIT else NOT_REPRODUCED, evidence)
 
 

@@ -82,6 +82,14 @@ class Solution:
         differs = (self.answers != targets[self.answer_instance]).all(dim=-1)
         return torch.zeros_like(self.ambiguous).index_put((self.answer_instance,), differs, True)
 
+    @property
+    def ambiguous_features(self) -> Tensor:
+        """Whether hypotheses prescribe different symbols for a feature, `[B, K]`."""
+        differs = self.answers != self.best[self.answer_instance]
+        return torch.zeros_like(self.best, dtype=torch.bool).index_put(
+            (self.answer_instance,), differs, True
+        )
+
     def feature_probability(self, values: int) -> Tensor:
         """The posterior of each feature's symbol, whatever the other features, `[B, K, F]`."""
         chosen_MKF = self.answers.unsqueeze(-1) == torch.arange(values, device=self.answers.device)

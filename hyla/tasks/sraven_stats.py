@@ -41,6 +41,8 @@ class Statistics:
 
     ambiguous: the fraction of instances whose context fits several answers (the paper's words).
     ambiguous_every_feature: of those with an answer that differs from the true one everywhere.
+    ambiguous_feature_by_feature: of those whose features are all ambiguous, each by itself, though
+        no one answer may differ everywhere.
     ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
         no solver does better on average.
     top_posterior: the mean probability of that answer; with that prior, the same but for chance.
@@ -52,6 +54,7 @@ class Statistics:
     instances: int
     ambiguous: Estimate
     ambiguous_every_feature: Estimate
+    ambiguous_feature_by_feature: Estimate
     ceiling: Estimate
     top_posterior: Estimate
     feature_accuracy_by_rule: dict[str, Estimate]
@@ -82,7 +85,7 @@ def statistics(
         if name not in STREAMS:
             raise unknown_name(field, name, STREAMS)
     task = Sraven(config, seed, device=device)
-    measured: list[list[Tensor]] = [[], [], [], []]
+    measured: list[list[Tensor]] = [[], [], [], [], []]
     right, rules = [], []
     chunk = 8192 if task.seed.device.type == "cpu" else 131_072
     for start in range(0, instances, chunk):
@@ -91,8 +94,9 @@ def statistics(
         solution = solve(batch.panels, config, task.combinations[prior or split])
         measured[0].append(solution.ambiguous)
         measured[1].append(solution.ambiguous_every_feature(batch.targets))
-        measured[2].append((solution.best == batch.targets).all(dim=-1))
-        measured[3].append(solution.best_probability)
+        measured[2].append(solution.ambiguous_features.all(dim=-1))
+        measured[3].append((solution.best == batch.targets).all(dim=-1))
+        measured[4].append(solution.best_probability)
         guess = solution.feature_probability(config.values).argmax(dim=-1)
         right.append((guess == batch.targets) & (solution.best >= 0))  # not where nothing fits
         rules.append(batch.target_rules)
@@ -100,8 +104,8 @@ def statistics(
     right_BK, rules_BK = torch.cat(right), torch.cat(rules)
     governed = {rule: right_BK[rules_BK == i] for i, rule in enumerate(RULES)}
     by_rule = {rule: Estimate.of(samples) for rule, samples in governed.items() if len(samples)}
-    ambiguous, every, best, top = (Estimate.of(torch.cat(parts)) for parts in measured)
-    return Statistics(instances, ambiguous, every, best, top, by_rule)
+    ambiguous, every, each, best, top = (Estimate.of(torch.cat(parts)) for parts in measured)
+    return Statistics(instances, ambiguous, every, each, best, top, by_rule)
 
 
 def number_of_tasks(features: int) -> int:
