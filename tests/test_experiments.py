@@ -17,6 +17,7 @@ from hyla.experiments.runner import (
     Options,
     chosen_points,
     keep,
+    made_before,
     populations,
     run_experiment,
     status,
@@ -239,7 +240,13 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
     with pytest.raises(TimeUp):
         run_experiment(EXPERIMENTS["held-out"], replace(options, search="full", deadline=-1.0))
     full = run_experiment(EXPERIMENTS["held-out"], replace(options, search="full"))
-    assert run_experiment(EXPERIMENTS["held-out"], replace(options, deadline=-1.0)) == full
+    for again in (False, True):  # the runs are there
+        here = replace(options, deadline=-1.0, again=again)
+        assert run_experiment(EXPERIMENTS["held-out"], here) == full
+    point = chosen_points(EXPERIMENTS["held-out"], options)[0]
+    assert made_before(point, full, "full")
+    for odd in ({"search": ["x"]}, {"runs": None}):
+        assert not made_before(point, [full[0] | odd], "full")
     other = replace(options, precision="bf16", deadline=-1.0)
     with pytest.raises(TimeUp):
         run_experiment(EXPERIMENTS["held-out"], other)

@@ -92,6 +92,13 @@ def test_each_measure_is_of_its_split() -> None:
     assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
 
 
+def test_the_papers_choice_has_all_seeds() -> None:
+    run = finished(
+        member(0, 1e-3, 0.2, 0.5), member(1, 1e-3, 0.2, 0.7), member(0, 3e-3, 0.9, 0.9)
+    )  # fmt: skip
+    assert [m.number for m in paper_choice(members_of([run]))] == [0, 1]
+
+
 def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
     search = finished(member(0, 1e-3, 0.3, 0.5), member(0, 3e-3, 0.2, 0.4))
     others = finished(member(1, 3e-3, 9.0, 0.6), member(2, 3e-3, 9.0, 0.8))

@@ -33,6 +33,11 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def is_first_seed(row: Row) -> bool:
+    """Whether hyperparameters were chosen by the first seed alone."""
+    return row.get("search") == "first-seed"
+
+
 def write_rows(path: Path, experiment: Experiment, rows: Sequence[Row]) -> None:
     """Adds rows to a file, in the order of the declaration; old ones with the same axes go."""
 

@@ -117,11 +117,11 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
-    wanted = {name: run_names(point, name) for name in (search, "full")}
     return [
         row
         for row in found
-        if (names := wanted.get(row.get("search", ""))) and names <= set(row.get("runs", []))
+        if row.get("search") in (search, "full")
+        and run_names(point, row["search"]) <= set(row.get("runs") or [])
     ]
 
 
@@ -170,19 +170,22 @@ def run_experiment(
     rows: list[Row] = []
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
-        done = [] if options.again else made_before(point, there, options.search)
-        told = f" is in {file}" if done else ""
+        done = made_before(point, there, options.search)
+        skipped = bool(done) and not options.again
+        told = f" is in {file}" if skipped else ""
         say(f"{experiment.name} {number}/{len(points)}: {place}{told}")
-        if done:
+        if skipped:
             rows += done
             continue
-        runs = (kept(point, options) if experiment.keep else []) or trained(point, options, watcher)
+        search = done[0].get("search", options.search) if done else options.search
+        here = replace(options, search=search)
+        runs = (kept(point, here) if experiment.keep else []) or trained(point, here, watcher)
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
-        origin |= {"scale": options.scale, "search": options.search}
+        origin |= {"scale": options.scale, "search": search}
         origin |= {"date": datetime.now(UTC).date().isoformat()}
-        made = [row | origin | {"command": options.command(experiment)} for row in made]
+        made = [row | origin | {"command": here.command(experiment)} for row in made]
         with _alone(file.parent):
             write_rows(file, experiment, made)
             if experiment.keep and options.scale == "paper":

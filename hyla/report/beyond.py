@@ -6,15 +6,24 @@ from collections.abc import Sequence
 from hyla.experiments.ablation import ROWS, SRAVEN, title
 from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
-from hyla.report.tables import is_first_seed
+from hyla.experiments.results import is_first_seed
+from hyla.report.found import DAMAGE
+from hyla.report.tables import trainings
 
 LEAST_LEARNED = 3  # rules that are named
 
 
 def beyond(rows: Sequence[Row]) -> list[str]:
-    """A line for each SRAVEN row of the ablation table."""
-    found = [find(rows, row=title(*names), task=SRAVEN) for names in ROWS]
-    return [_line(row) for row in found if row is not None and row.get("solver_by_rule")]
+    """A line for each SRAVEN row of the ablation table, or one that says that it is damaged."""
+    lines = []
+    for names in ROWS:
+        row = find(rows, row=title(*names), task=SRAVEN)
+        try:
+            lines += [_line(row)] if row and row.get("solver_by_rule") else []
+        except DAMAGE as error:
+            reason = f"{type(error).__name__}: {error}"
+            lines.append(f"{title(*names)} on SRAVEN: the row is damaged ({reason}).")
+    return lines
 
 
 def _line(row: Row) -> str:
@@ -24,7 +33,7 @@ def _line(row: Row) -> str:
     least, rest = by_rule[:LEAST_LEARNED], by_rule[LEAST_LEARNED:]
     best = row["solver_by_rule"]
     worst = ", ".join(f"{rule} {mean:.0f} of {best[rule]:.0f} %" for mean, rule in least)
-    others = f"; all others {math.floor(rest[0][0])} % or more" if rest else ""
+    others = f"; all others {math.floor(10 * rest[0][0]) / 10} % or more" if rest else ""
     search = ", the grid searched on the first seed only" if is_first_seed(row) else ""
     return (
         f"{row['row']} on SRAVEN ({seeds} by seed{search}{_trainings(row)}) is "
@@ -37,10 +46,8 @@ def _line(row: Row) -> str:
 
 def _trainings(row: Row) -> str:
     """How much the trainings of the whole grid differ."""
-    values = [x for setting in row["grid"] for x in setting.get("per_seed", []) if x is not None]
-    if not values:
-        return ""
-    return f"; from {min(values):.1f} to {max(values):.1f} in the {len(values)} trainings"
+    values = [value for value, _ in trainings(row)]
+    return f"; from {min(values):.1f} to {max(values):.1f} in {len(values)} trainings"
 
 
 def _dead(row: Row) -> str:

@@ -7,11 +7,12 @@ from hyla.errors import bad_value
 from hyla.experiments.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
 from hyla.experiments.declare import Row
 from hyla.experiments.judge import NOT_MEASURED, find
+from hyla.experiments.results import is_first_seed
 from hyla.files import new_file
 from hyla.report.beyond import beyond
 from hyla.report.found import Found
 from hyla.report.summary import MEANING
-from hyla.report.tables import FIRST_SEED, measured
+from hyla.report.tables import FIRST_SEED_NOTE, marked_mean
 from hyla.report.text import with_error
 
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
@@ -23,7 +24,8 @@ def results_block(found: Sequence[Found]) -> str:
     rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
     table, claims = _table(rows), _claims(there)
     further = [f"- Beyond the paper: {line}" for line in beyond(rows)]
-    lines = [*table, "", f"{FIRST_SEED} {ABLATION.note}", "", MEANING, "", *claims, *further]
+    notes = [*([FIRST_SEED_NOTE] * any(map(is_first_seed, rows))), ABLATION.note]
+    lines = [*table, "", " ".join(notes), "", MEANING, "", *claims, *further]
     return "\n".join(lines) + "\n"
 
 
@@ -47,7 +49,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
         name, cells = title(attention, feed_forward), []
         for task, paper in zip((FUZZY, SRAVEN), papers, strict=True):
             row = find(rows, row=name, task=task)
-            cells += [measured(row) if row else "", with_error(*paper)]
+            cells += [marked_mean(row) if row else "", with_error(*paper)]
         lines.append(f"| {' | '.join([name, *cells])} |")
     return lines
 

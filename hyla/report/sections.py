@@ -18,6 +18,7 @@ from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
+FIRST_SEED = "--search first-seed"
 ALWAYS = {
     "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
     "rules": "Means over seeds, with standard errors.",
@@ -60,10 +61,7 @@ def _claims(found: Found) -> str:
 
 def _beyond(found: Found) -> str:
     """What the paper does not say."""
-    try:
-        lines = beyond(found.rows) if found.experiment is ABLATION else []
-    except DAMAGE:  # the figures say what is wrong with a row
-        return ""
+    lines = beyond(found.rows) if found.experiment is ABLATION else []
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<p>Beyond the paper:</p><ul>{items}</ul>" if items else ""
 
@@ -74,12 +72,15 @@ def _how(found: Found) -> str:
     if not found.rows:
         return ""
     parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
+    commands = _commands(found)
     if found.measured < found.points:
+        # A search on the first seed goes on without repeating those of the whole grid.
+        commands.sort(key=lambda text: FIRST_SEED not in text)
         parts = [
-            f"<p><strong>{found.measured} of {found.points} points are measured</strong>. The "
-            "commands that made them go on with the rest:</p>"
+            f"<p><strong>{found.measured} of {found.points} points are measured</strong>; the same "
+            f"command does the rest{' (the others made some of them)' * (len(commands) > 1)}:</p>"
         ]
-    parts += map(command, _commands(found))
+    parts += map(command, commands)
     whole = found.experiment.scales[0]
     if found.scale != whole:
         parts.append(f"<p>At {NAMES[whole]}:</p>")

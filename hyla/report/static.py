@@ -87,7 +87,7 @@ def _panel(axes: Any, panel: Panel, *, first: bool) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     x, y = panel.layout["xaxis"], panel.layout["yaxis"]
-    if "categoryarray" in y:
+    if "categoryarray" in y:  # else in the order of the first trace, which may not have all
         axes.yaxis.update_units([_text(name) for name in y["categoryarray"]])
     for trace in panel.data:
         _trace(axes, trace)
@@ -119,7 +119,7 @@ def _trace(axes: Any, trace: Trace) -> None:
         color=colour,
         marker=MARKERS.get(symbol, "o"),
         markerfacecolor="white" if symbol.endswith("-open") else colour,
-        markersize=marker.get("size", 10) / 2,
+        markersize=3.5 if "opacity" in marker else 5,
         alpha=marker.get("opacity"),
         linestyle=LINES[line.get("dash", "solid")] if "lines" in trace["mode"] else "",
         linewidth=1.6,

@@ -6,6 +6,7 @@ from typing import Any
 
 from hyla.experiments.declare import Figure, Row
 from hyla.experiments.judge import ERRORS
+from hyla.experiments.results import is_first_seed
 from hyla.report import about
 from hyla.report.colours import GREY, PALETTE
 from hyla.report.drawn import (
@@ -25,7 +26,7 @@ from hyla.report.drawn import (
 from hyla.report.text import at, hover, label, number, rounded, shown, spoken, with_error
 
 MARK = "†"
-FIRST_SEED = f"{MARK} The grid was searched on the first seed only."
+FIRST_SEED_NOTE = f"{MARK} The grid was searched on the first seed only."
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 
 
@@ -57,7 +58,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         body.append(cells)
     drawn.table = Grid(head, body)
     colours = {OURS: PALETTE[0]} | ({PAPER: GREY} if papers else {})
-    colours |= {SINGLE: PALETTE[5]} if any(map(_trainings, there)) else {}
+    colours |= {SINGLE: PALETTE[5]} if any(map(trainings, there)) else {}
     drawn.legend = [Key(name, colour) for name, colour in colours.items()]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
@@ -68,19 +69,14 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             "difference (▲ above, ▼ below)."
         )
     if any(map(is_first_seed, there)):
-        drawn.note = f"{FIRST_SEED} {drawn.note}".strip()
+        drawn.note = f"{FIRST_SEED_NOTE} {drawn.note}".strip()
     return drawn
 
 
-def measured(row: Row) -> str:
+def marked_mean(row: Row) -> str:
     """The mean of a row with its standard error, marked if it was searched on one seed."""
     text = with_error(row["mean"], row.get("standard_error"))
     return f"{text} {MARK}" if is_first_seed(row) else text
-
-
-def is_first_seed(row: Row) -> bool:
-    """Whether hyperparameters were chosen by the first seed alone."""
-    return row.get("search") == "first-seed"
 
 
 def against_paper(row: Row) -> float | None:
@@ -102,7 +98,7 @@ def against_paper(row: Row) -> float | None:
 def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
     if row is None:
         return ["not measured", ""] if papers else ["not measured"]
-    ours = measured(row)
+    ours = marked_mean(row)
     errors = against_paper(row)
     mark = ""
     comparable = row.get("scale") == "paper"
@@ -163,7 +159,7 @@ def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
     there = [
         (name, value, text)
         for name, row in zip(names, rows, strict=True)
-        for value, text in _trainings(row)
+        for value, text in trainings(row)
     ]
     return {
         "name": SINGLE,
@@ -177,13 +173,14 @@ def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
     }
 
 
-def _trainings(row: Row) -> list[tuple[float, str]]:
-    """The value of each training that the row's grid keeps, and what it is."""
+def trainings(row: Row) -> list[tuple[float, str]]:
+    """The value of each training of the row's grid, and what it is; of the chosen ones at least."""
     found = []
     grid, chosen = row.get("grid"), row.get("hyperparameters")
-    for setting in grid if isinstance(grid, list) else []:
+    names = chosen if isinstance(chosen, dict) else {}
+    kept = [one for one in (grid if isinstance(grid, list) else []) if at(one, "per_seed")]
+    for setting in kept or [names | {"per_seed": row.get("per_seed")}]:
         values = at(setting, "per_seed")
-        names = chosen if isinstance(chosen, dict) else {}
         text = about.settings({name: at(setting, name) for name in names})
         for value in map(number, values if isinstance(values, list) else []):
             if value is not None:
