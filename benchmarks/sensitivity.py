@@ -16,25 +16,22 @@ from typing import Any
 import torch
 
 from hyla.attention.layer import MultiHeadAttention
-from hyla.train import grid, sraven_run
+from hyla.train import RunConfig, grid, sraven_run
 from hyla.train.population import Population
 
-OFF = 1e-7
+OFF = 1e-7  # relative
 
 
-def begin(attention: str, options: argparse.Namespace) -> Population:
-    """The copies before their first step; the first is the member itself."""
-    member = grid([options.seed], [options.learning_rate], [options.weight_decay], [1000])
-    config = replace(sraven_run(member * options.copies, attention=attention), precision="fp32")
-    device = torch.device(options.device)
-    everyone = range(options.copies)
-    population = Population(config, everyone, device, compiled=device.type == "cuda")
+def copies_of(config: RunConfig, copies: int, device: torch.device) -> Population:
+    """Copies of the only member before their first step; the first is the member itself."""
+    config = replace(config, members=config.members * copies, precision="fp32")
+    population = Population(config, range(copies), device, compiled=device.type == "cuda")
     for module in population.model.modules():
         if isinstance(module, MultiHeadAttention):
             module.backend = "reference"
     noise = torch.Generator().manual_seed(0)
-    for copy in population.parameters[1:]:
-        copy *= 1 + OFF * (2 * torch.rand(copy.shape, generator=noise).to(device) - 1)
+    for weights in population.parameters[1:]:
+        weights *= 1 + OFF * (2 * torch.rand(weights.shape, generator=noise).to(device) - 1)
     population.rehearse(["held_out"])
     population.capture()
     return population
@@ -53,8 +50,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="a file for the curves, written as they grow")
     options = parser.parse_args()
-    population = begin(options.attention, options)
-    instances = 5120
+    member = grid([options.seed], [options.learning_rate], [options.weight_decay], [1000])
+    config = sraven_run(member, attention=options.attention)
+    population = copies_of(config, options.copies, torch.device(options.device))
+    instances = config.interim_instances
     curves: dict[str, list[Any]] = {"step": [], "loss": [], "held_out": []}
     for step in range(options.every, options.steps + 1, options.every):
         for _ in range(options.every):

@@ -12,6 +12,8 @@ import pytest
 import torch
 from helpers import tiny_run
 
+from hyla.train.population import Population
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 CPU = torch.device("cpu")
 
@@ -93,3 +95,19 @@ def test_parity_follows_every_member() -> None:
     assert plain["loss"] == fused["loss"]  # there is no other kernel on a CPU
     assert [len(curve) for curve in plain["loss"]] == [40] * len(config.members)
     assert len(plain["held_out"]) == len(config.members)
+
+
+def test_copies_differ_by_a_rounding() -> None:
+    config = replace(tiny_run("sraven"), members=tiny_run("sraven").members[1:2])
+    population = load("sensitivity.py")["copies_of"](config, 3, CPU)
+    first, *others = Population(config, [0], CPU, compiled=False).parameters.detach()
+    assert not others
+    assert torch.equal(population.parameters[0], first)
+    for copy in population.parameters[1:]:
+        assert (copy - first).abs().max() > 0
+        torch.testing.assert_close(copy, first, rtol=2e-7, atol=0)
+    assert not torch.equal(population.parameters[1], population.parameters[2])
+    for _ in range(3):
+        population.advance()
+    losses = population.take_log()[:, 0]
+    assert losses.std() < 1e-4 * losses.mean()  # the same data
