@@ -1,9 +1,8 @@
-"""Whether a training on SRAVEN depends on rounding: `python benchmarks/sensitivity.py`.
+"""What rounding does to a training on SRAVEN: `python benchmarks/sensitivity.py`.
 
-Trains copies of one member of the paper's grid: the same seed, data and hyperparameters, but every
-initial weight of a copy is off by up to one part in ten million, about one rounding of fp32. With
-plain attention in fp32 it needs no kernels. What the copies come to differ by is what
-rounding alone does to a training; compare it with what seeds do.
+Trains copies of one member: the same seed, data and hyperparameters, but every initial weight of a
+copy is off by up to one part in ten million, about one rounding of fp32. Attention is plain, so no
+kernel of ours has a part in it. What the copies come to differ by is what rounding alone does.
 """
 
 import argparse
@@ -16,10 +15,24 @@ from typing import Any
 import torch
 
 from hyla.attention.layer import MultiHeadAttention
+from hyla.attention.variants import KINDS
+from hyla.model import ModelConfig
+from hyla.tasks.sraven import SravenConfig
 from hyla.train import RunConfig, grid, sraven_run
+from hyla.train.config import Member
 from hyla.train.population import Population
 
 OFF = 1e-7  # relative
+
+
+def reduced(members: tuple[Member, ...], attention: str) -> RunConfig:
+    """SRAVEN with 2 features and a small model, for a CPU."""
+    task = SravenConfig(features=2)
+    model = ModelConfig(
+        input_size=task.values, output_size=task.values, layers=3, width=64, heads=8, head_size=4,
+        hidden_size=256, attention=attention, max_tokens=task.tokens,
+    )  # fmt: skip
+    return RunConfig(task, model, members, 6000, batch=64, interim_instances=1024)
 
 
 def copies_of(config: RunConfig, copies: int, device: torch.device) -> Population:
@@ -40,25 +53,27 @@ def copies_of(config: RunConfig, copies: int, device: torch.device) -> Populatio
 def main() -> None:
     """Prints a line every so many steps, and keeps all of them in a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attention", default="hyla")
+    parser.add_argument("--attention", default="hyla", choices=list(KINDS))
+    parser.add_argument("--reduced", action="store_true", help=reduced.__doc__)
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=20_000, help="of the paper's 156,250")
+    parser.add_argument("--steps", type=int, default=20_000, help="of the whole schedule")
     parser.add_argument("--every", type=int, default=500)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="a file for the curves, written as they grow")
+    parser.add_argument("--output", type=Path, help="a file for the curves, which are added to it")
     options = parser.parse_args()
-    member = grid([options.seed], [options.learning_rate], [options.weight_decay], [1000])
-    config = sraven_run(member, attention=options.attention)
+    warmup = 200 if options.reduced else 1000
+    members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])
+    config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
     population = copies_of(config, options.copies, torch.device(options.device))
     instances = config.interim_instances
     curves: dict[str, list[Any]] = {"step": [], "loss": [], "held_out": []}
     for step in range(options.every, options.steps + 1, options.every):
         for _ in range(options.every):
             population.advance()
-        loss = [round(row[0] / options.every, 4) for row in population.take_log().tolist()]
+        loss = [round(row[0] / options.every, 5) for row in population.take_log().tolist()]
         sums = population.evaluate("held_out", instances).tolist()
         found = [population.objective.measures(one, instances)["accuracy"] for one in sums]
         held_out = [round(100 * value, 2) for value in found]
@@ -67,13 +82,16 @@ def main() -> None:
         sys.stdout.write(f"step {step}: loss {loss}, held out {held_out} %\n")
         sys.stdout.flush()
         if options.output is not None:
-            row = {
-                "attention": options.attention, "seed": options.seed, "precision": "fp32",
-                "learning_rate": options.learning_rate, "weight_decay": options.weight_decay,
-                "off": OFF, **curves, "device": options.device, "torch": torch.__version__,
-                "command": " ".join(["python", "benchmarks/sensitivity.py", *sys.argv[1:]]),
-            }  # fmt: skip
-            options.output.write_text(json.dumps(row) + "\n")
+            write(options.output, vars(options) | curves)
+
+
+def write(output: Path, row: dict[str, Any]) -> None:
+    """Puts the curves of a command into a file, in the place of earlier ones of the same."""
+    command = " ".join(["python", "benchmarks/sensitivity.py", *sys.argv[1:]])
+    row = row | {"output": str(output), "torch": torch.__version__, "command": command}
+    rows = json.loads(output.read_text()) if output.exists() else []
+    rows = [one for one in rows if one["command"] != command] + [row]
+    output.write_text("[\n" + ",\n".join(json.dumps(one) for one in rows) + "\n]\n")
 
 
 if __name__ == "__main__":
