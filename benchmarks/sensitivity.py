@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=20_000, help="of the whole schedule")
+    parser.add_argument("--steps", type=int, default=20_000, help="of 156,250, or 6000")
     parser.add_argument("--every", type=int, default=500)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="a file for the curves, which are added to it")
@@ -69,6 +69,7 @@ def main() -> None:
     config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
     population = copies_of(config, options.copies, torch.device(options.device))
     instances = config.interim_instances
+    sys.stdout.write(f"{options.attention}: {options.copies} copies on {options.device}\n")
     curves: dict[str, list[Any]] = {"step": [], "loss": [], "held_out": []}
     for step in range(options.every, options.steps + 1, options.every):
         for _ in range(options.every):

@@ -105,6 +105,10 @@ def test_the_readme_shows_the_results() -> None:
     found = load(ROOT / "results", ROOT / "no-runs")
     block = README.split(BEGIN)[1].split(END)[0]
     assert block == results_block(found)
+    measured = {one.experiment.name: f"{one.measured} of {one.points}" for one in found}
+    told = " ".join(README.split())
+    assert f"`hyla reproduce ablation` {measured['ablation']} cells" in told
+    assert f"of `fuzzy` {measured['fuzzy']} points" in told
     assert "| HYLA | 88.4 ± 5.4 | 81.1 ± 7.8 |" in block
 
 
