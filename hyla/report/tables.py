@@ -28,6 +28,7 @@ from hyla.report.text import at, hover, label, number, rounded, shown, spoken, w
 MARK = "†"
 FIRST_SEED_NOTE = f"{MARK} The grid was searched on the first seed only."
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
+COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}
 
 
 def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
@@ -57,12 +58,11 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             cells += _pair(found.get((line, column)), axes, papers)
         body.append(cells)
     drawn.table = Grid(head, body)
-    colours = {OURS: PALETTE[0]} | ({PAPER: GREY} if papers else {})
-    colours |= {SINGLE: PALETTE[5]} if any(map(trainings, there)) else {}
-    drawn.legend = [Key(name, colour) for name, colour in colours.items()]
+    keys = [OURS, *([PAPER] * papers), *([SINGLE] * any(map(trainings, there)))]
+    drawn.legend = [Key(name, COLOURS[name]) for name in keys]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
-        drawn.panels.append(_dots(figure, shown(column), inside, axes, colours))
+        drawn.panels.append(_dots(figure, shown(column), inside, axes, keys))
     if papers:
         drawn.note = (
             f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
@@ -111,7 +111,7 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
 
 
 def _dots(
-    figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str], colours: dict[str, str]
+    figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str], keys: Sequence[str]
 ) -> Panel:
     names = [label(shown(row[figure.x]), 24) for row in rows]
     ours = _dot(OURS, names, rows, "mean", "standard_error")
@@ -119,9 +119,7 @@ def _dots(
     paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error")
     traces = [trace for trace in (_single(names, rows), paper, ours) if trace["x"]]
     for trace in traces:
-        colour, width = colours[trace["name"]], 0 if trace["name"] == SINGLE else 2
-        trace["marker"] |= {"color": colour, "line": {"width": width, "color": colour}}
-        trace["legendgroup"] = str([*colours].index(trace["name"]))
+        trace["legendgroup"] = str(keys.index(trace["name"]))
     layout = {
         "xaxis": axis("percent" if figure.percent else "", zeroline=False),
         "yaxis": axis(autorange="reversed", type="category", categoryarray=names),
@@ -145,7 +143,10 @@ def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error:
             "thickness": 1.5 if ours else 1.2,
             "width": 4,
         },
-        "marker": {"size": 10, "symbol": "circle" if ours else "diamond-open"},
+        "marker": {
+            "color": COLOURS[name], "size": 10, "symbol": "circle" if ours else "diamond-open",
+            "line": {"width": 2, "color": COLOURS[name]},
+        },
         "hoverinfo": "text",
         "hovertext": [
             hover([name, with_error(row[mean], row.get(error))])
@@ -167,7 +168,7 @@ def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
         "mode": "markers",
         "x": [value for _, value, _ in there],
         "y": [name for name, *_ in there],
-        "marker": {"size": 7, "symbol": "circle", "opacity": 0.5},
+        "marker": {"color": COLOURS[SINGLE], "size": 7, "symbol": "circle", "opacity": 0.5},
         "hoverinfo": "text",
         "hovertext": [text for *_, text in there],
     }
