@@ -85,18 +85,20 @@ def statistics(
         if name not in STREAMS:
             raise unknown_name(field, name, STREAMS)
     task = Sraven(config, seed, device=device)
-    measured: list[list[Tensor]] = [[], [], [], [], []]
-    right, rules = [], []
+    samples, right, rules = [], [], []
     chunk = 8192 if task.seed.device.type == "cpu" else 131_072
     for start in range(0, instances, chunk):
         index = range(start, min(start + chunk, instances))
         batch = task.batch(split, index)
         solution = solve(batch.panels, config, task.combinations[prior or split])
-        measured[0].append(solution.ambiguous)
-        measured[1].append(solution.ambiguous_every_feature(batch.targets))
-        measured[2].append(solution.ambiguous_features.all(dim=-1))
-        measured[3].append((solution.best == batch.targets).all(dim=-1))
-        measured[4].append(solution.best_probability)
+        measured = (
+            solution.ambiguous,
+            solution.ambiguous_every_feature(batch.targets),
+            solution.ambiguous_features.all(dim=-1),
+            (solution.best == batch.targets).all(dim=-1),
+            solution.best_probability,
+        )
+        samples.append(torch.stack([values.double() for values in measured]))
         guess = solution.feature_probability(config.values).argmax(dim=-1)
         right.append((guess == batch.targets) & (solution.best >= 0))  # not where nothing fits
         rules.append(batch.target_rules)
@@ -104,7 +106,7 @@ def statistics(
     right_BK, rules_BK = torch.cat(right), torch.cat(rules)
     governed = {rule: right_BK[rules_BK == i] for i, rule in enumerate(RULES)}
     by_rule = {rule: Estimate.of(samples) for rule, samples in governed.items() if len(samples)}
-    ambiguous, every, each, best, top = (Estimate.of(torch.cat(parts)) for parts in measured)
+    ambiguous, every, each, best, top = map(Estimate.of, torch.cat(samples, dim=1))
     return Statistics(instances, ambiguous, every, each, best, top, by_rule)
 
 
