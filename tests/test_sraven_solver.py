@@ -183,6 +183,19 @@ def test_ambiguity_in_every_feature_one_instance_at_a_time() -> None:
     assert (each.any(dim=-1) == solution.ambiguous).all()
 
 
+def test_of_equally_probable_answers_the_first_is_best() -> None:
+    config = SravenConfig(values=4)
+    solution = solve(Sraven(config).batch("all", 2000).panels, config)
+    ties = 0
+    for n, best in enumerate(solution.best.tolist()):
+        mine = solution.answer_instance == n
+        probability, answers = solution.probability[mine], solution.answers[mine].tolist()
+        equal = (probability >= (1 - 1e-9) * probability.max()).nonzero().flatten().tolist()
+        ties += len(equal) > 1
+        assert best == answers[equal[0]]
+    assert ties > 100
+
+
 def test_the_order_of_the_combinations_does_not_matter() -> None:
     task = Sraven(SravenConfig(values=4), seed=3)
     panels, combinations = task.batch("train", 100).panels, task.combinations["train"]

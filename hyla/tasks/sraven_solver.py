@@ -298,9 +298,11 @@ def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     best_probability = zeros.scatter_reduce(0, answer_instance, probability, "amax")
     # Of equally probable answers the first: equal but for the rounding of sums in any order.
     is_best = (probability >= (1 - 1e-9) * best_probability[answer_instance]) & (probability > 0)
-    number = torch.arange(len(keys), device=device)[is_best].flip(0)
-    best = torch.full((batch, features), -1, dtype=torch.int64, device=device)
-    best[answer_instance[number]] = answers[number]
+    # (Writing to one place several times would leave any of them, by the order of threads.)
+    number = torch.arange(len(keys), device=device)[is_best]
+    first = torch.full((batch,), len(keys), dtype=torch.int64, device=device)
+    first = first.scatter_reduce(0, answer_instance[is_best], number, "amin")
+    best = torch.cat((answers, answers.new_full((1, features), -1)))[first]
     count = torch.zeros(batch, dtype=torch.int64, device=device)
     count = count.index_add(0, answer_instance, torch.ones_like(answer_instance))
     return Solution(found, answer_instance, answers, probability, best, best_probability, count)
