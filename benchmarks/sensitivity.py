@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="a file for the curves, which are added to it")
     options = parser.parse_args()
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
     warmup = 200 if options.reduced else 1000
     members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])
     config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
@@ -83,13 +84,15 @@ def main() -> None:
         sys.stdout.write(f"step {step}: loss {loss}, held out {held_out} %\n")
         sys.stdout.flush()
         if options.output is not None:
-            write(options.output, vars(options) | curves)
+            write(options.output, settings | curves)
 
 
 def write(output: Path, row: dict[str, Any]) -> None:
     """Puts the curves of a command into a file, in the place of earlier ones of the same."""
     command = " ".join(["python", "benchmarks/sensitivity.py", *sys.argv[1:]])
-    row = row | {"output": str(output), "torch": torch.__version__, "command": command}
+    on_gpu = row["device"].startswith("cuda")
+    device = torch.cuda.get_device_name(row["device"]) if on_gpu else row["device"]
+    row = row | {"device": device, "torch": torch.__version__, "command": command}
     rows = json.loads(output.read_text()) if output.exists() else []
     rows = [one for one in rows if one["command"] != command] + [row]
     output.write_text("[\n" + ",\n".join(json.dumps(one) for one in rows) + "\n]\n")
