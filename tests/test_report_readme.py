@@ -1,7 +1,6 @@
 """The README's part of the results."""
 
 import json
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,28 @@ from hyla.report.markdown import BEGIN, END, results_block, update
 )  # fmt: skip
 def test_an_odd_row_does_not_stop_what_is_said_of_the_others(name: str, odd: Any) -> None:
     rows = [row for row in rows_of(EXPERIMENTS["ablation"]) if row["task"] == "SRAVEN"]
-    whole = beyond(rows)
+    whole = _lines(rows)
     rows[1] |= {name: odd}
-    lines = beyond(rows)
-    assert len(lines) == len(whole) == len(rows)
-    assert lines[:1] + lines[2:] == whole[:1] + whole[2:]
-    assert "damaged" in lines[1] or name == "grid"
+    lines, (_, notes) = _lines(rows), beyond(rows)
+    damaged = [note for note in notes if "damaged" in note]
+    assert len(whole) == len(rows) + 1 == len(lines) + len(damaged)
+    assert [line in whole for line in lines].count(False) <= 1
+    assert [rows[1]["row"] in note for note in damaged] == [True] * (name != "grid")
+    assert [lines[0], *lines[-2:]] == [whole[0], *whole[-2:]]
+
+
+def _lines(rows: list[Any]) -> list[Any]:
+    grid, _ = beyond(rows)
+    assert grid is not None
+    return [*grid.body]
+
+
+def test_no_sound_row_means_no_table() -> None:
+    assert beyond([]) == (None, [])
+    rows = [row for row in rows_of(EXPERIMENTS["ablation"]) if row["task"] == "SRAVEN"][:1]
+    table, notes = beyond([rows[0] | {"ceiling": None}])
+    assert table is None
+    assert [rows[0]["row"] in note for note in notes] == [True]
 
 
 def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
@@ -55,17 +70,25 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
         assert text.startswith(f"before\n{BEGIN}| held out")
         assert text.endswith(f"{END}\nafter\n")
         assert "stale" not in text
-        assert len([line for line in text.splitlines() if line.startswith("| ")]) == 14
-    assert "Dead, no value network is ever on: layer 2 of the model with" in text
+    block = text.split("Beyond the paper")
+    tables = [[line for line in part.splitlines() if line.startswith("| ")] for part in block]
+    assert [len(lines) for lines in tables] == [14, 2 + 13 + 1]  # the table's own, and the solver
+    assert "HYLA has dead value networks, never on: layer 2 of the model with" in text
     # Never rounded up: what is said of all other rules holds for the least of them.
     hyla = find(load(results, runs)[0].rows, row="HYLA", task="SRAVEN")
     assert hyla is not None
-    means = sorted(one["mean"] for one in hyla["feature_accuracy_by_rule"].values())
-    line = next(line for line in text.splitlines() if "Beyond the paper: HYLA on SRAVEN" in line)
-    assert f"{means[0]:.0f} of 97 %" in line
-    assert f"all others {int(10 * means[3]) / 10} % or more" in line
-    assert "from 7.2 to 98.8 in 2 trainings" in line
-    assert line.removeprefix("- Beyond the paper: ") in unescape(render(results, runs))
+    line = next(line for line in tables[1] if line.startswith("| HYLA |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    head = [cell.strip() for cell in tables[1][0].strip("|").split("|")]
+    means = {rule: one["mean"] for rule, one in hyla["feature_accuracy_by_rule"].items()}
+    named = head[2:5]
+    assert cells[2:5] == [f"{means[rule]:.0f}" for rule in named]
+    others = min(mean for rule, mean in means.items() if rule not in named)
+    assert cells[5] == f"{int(10 * others) / 10} or more"
+    assert cells[-1] == "7.2 to 98.8 (2)"
+    assert float(cells[1]) == pytest.approx(hyla["ceiling"] - hyla["mean"], abs=0.051)
+    page = render(results, runs)
+    assert all(f">{cell}<" in page for cell in cells if cell != "-")
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))

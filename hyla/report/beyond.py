@@ -2,52 +2,83 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
 
 from hyla.experiments.ablation import ROWS, SRAVEN, title
 from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
-from hyla.experiments.results import is_first_seed
+from hyla.report.drawn import Grid
 from hyla.report.found import DAMAGE
 from hyla.report.tables import trainings
 
-LEAST_LEARNED = 3  # rules that are named
+ABOUT = (
+    "Beyond the paper, SRAVEN in percent: how far the mean held out is below the ceiling, what the "
+    "exact solver gets right; the features that are right, by rule (of single rules a model may "
+    "get more right than the solver, at the cost of others); what is solved of combinations of "
+    "training; and of held-out ones by seed and, from the least to the most, by all trainings of "
+    "the grid (their number)."
+)
+LEAST_LEARNED = 3  # rules with a column of their own
 
 
-def beyond(rows: Sequence[Row]) -> list[str]:
-    """A line for each SRAVEN row of the ablation table, or one that says that it is damaged."""
-    lines = []
+@dataclass(frozen=True)
+class _Line:
+    name: str
+    ceiling: float
+    below: str
+    cells: tuple[str, str, str]  # combinations of training, seeds, trainings
+    right: dict[str, float]  # percent of the features, by rule
+    solver: dict[str, float]
+    dead: str
+
+
+def beyond(rows: Sequence[Row]) -> tuple[Grid | None, list[str]]:
+    """A table of the SRAVEN rows of the ablation table, and notes on dead and damaged ones."""
+    lines, notes = [], []
     for names in ROWS:
         row = find(rows, row=title(*names), task=SRAVEN)
         try:
             lines += [_line(row)] if row and row.get("solver_by_rule") else []
         except DAMAGE as error:
             reason = f"{type(error).__name__}: {error}"
-            lines.append(f"{title(*names)} on SRAVEN: the row is damaged ({reason}).")
-    return lines
+            notes.append(f"{title(*names)} on SRAVEN: the row is damaged ({reason}).")
+    if not lines:
+        return None, notes
+    rules = dict.fromkeys(rule for line in lines for rule in line.right)
+    learned = {rule: mean(x.right[rule] for x in lines if rule in x.right) for rule in rules}
+    least = sorted(learned, key=lambda rule: learned[rule])[:LEAST_LEARNED]
+    body = [[x.name, x.below, *_by_rule(x.right, least), *x.cells] for x in lines]
+    solver = _by_rule(lines[0].solver, least)
+    body.append(["exact solver", f"(at {lines[0].ceiling:.1f})", *solver, "", "", ""])
+    tail = ["in distribution", "by seed", "trainings"]
+    table = Grid(["row", "below the ceiling", *least, "other rules", *tail], body)
+    return table, [*(line.dead for line in lines if line.dead), *notes]
 
 
-def _line(row: Row) -> str:
-    seeds = ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"])
-    means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
-    by_rule = sorted((mean, rule) for rule, mean in means.items() if mean is not None)
-    least, rest = by_rule[:LEAST_LEARNED], by_rule[LEAST_LEARNED:]
-    best = row["solver_by_rule"]
-    worst = ", ".join(f"{rule} {mean:.0f} of {best[rule]:.0f} %" for mean, rule in least)
-    others = f"; all others {math.floor(10 * rest[0][0]) / 10} % or more" if rest else ""
-    search = ", the grid searched on the first seed only" if is_first_seed(row) else ""
-    return (
-        f"{row['row']} on SRAVEN ({seeds} by seed{search}{_trainings(row)}) is "
-        f"{row['ceiling'] - row['mean']:.1f} points below the ceiling of {row['ceiling']:.1f}, and "
-        f"has {row['measures'][IN_DISTRIBUTION]['mean']:.1f} on combinations of training. "
-        "Features it gets right, by rule, the least first, of what the exact solver gets right: "
-        f"{worst}{others}.{_dead(row)}"
-    )
+def _by_rule(right: dict[str, float], least: Sequence[str]) -> list[str]:
+    """The least learned rules, then the least of all others, never rounded up."""
+    others = [value for rule, value in right.items() if rule not in least]
+    cells = [f"{right[rule]:.0f}" if rule in right else "-" for rule in least]
+    return [*cells, f"{math.floor(10 * min(others)) / 10} or more" if others else "-"]
 
 
-def _trainings(row: Row) -> str:
-    """How much the trainings of the whole grid differ."""
+def _line(row: Row) -> _Line:
     values = [value for value, _ in trainings(row)]
-    return f"; from {min(values):.1f} to {max(values):.1f} in {len(values)} trainings"
+    right = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
+    return _Line(
+        row["row"],
+        row["ceiling"],
+        f"{row['ceiling'] - row['mean']:.1f}",
+        (
+            f"{row['measures'][IN_DISTRIBUTION]['mean']:.1f}",
+            ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"]),
+            f"{min(values):.1f} to {max(values):.1f} ({len(values)})",
+        ),
+        {rule: float(value) for rule, value in right.items() if value is not None},
+        {rule: float(value) for rule, value in row["solver_by_rule"].items()},
+        _dead(row),
+    )
 
 
 def _dead(row: Row) -> str:
@@ -57,4 +88,4 @@ def _dead(row: Row) -> str:
         dead = [str(layer) for layer, percent in enumerate(layers or []) if percent == 0]
         if dead and value is not None:
             found.append(f"layer {', '.join(dead)} of the model with {value:.1f}")
-    return f" Dead, no value network is ever on: {'; '.join(found)}." if found else ""
+    return f"{row['row']} has dead value networks, never on: {'; '.join(found)}." if found else ""

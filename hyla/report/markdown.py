@@ -9,7 +9,7 @@ from hyla.experiments.declare import Row
 from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.experiments.results import is_first_seed
 from hyla.files import new_file
-from hyla.report.beyond import beyond
+from hyla.report.beyond import ABOUT, beyond
 from hyla.report.found import Found
 from hyla.report.summary import MEANING
 from hyla.report.tables import FIRST_SEED_NOTE, marked_mean
@@ -23,9 +23,8 @@ def results_block(found: Sequence[Found]) -> str:
     there = [one for one in found if one.scale == "paper"]
     rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
     table, claims = _table(rows), _claims(there)
-    further = [f"- Beyond the paper: {line}" for line in beyond(rows)]
     notes = [*([FIRST_SEED_NOTE] * any(map(is_first_seed, rows))), ABLATION.note]
-    lines = [*table, "", " ".join(notes), "", MEANING, "", *claims, *further]
+    lines = [*table, "", " ".join(notes), "", MEANING, "", *claims, *_beyond(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -52,6 +51,15 @@ def _table(rows: Sequence[Row]) -> list[str]:
             cells += [marked_mean(row) if row else "", with_error(*paper)]
         lines.append(f"| {' | '.join([name, *cells])} |")
     return lines
+
+
+def _beyond(rows: Sequence[Row]) -> list[str]:
+    grid, notes = beyond(rows)
+    lines = []
+    if grid is not None:
+        cells = [grid.head, ["---"] * len(grid.head), *grid.body]
+        lines = ["", ABOUT, "", *(f"| {' | '.join(map(str, line))} |" for line in cells)]
+    return [*lines, *(line for note in notes for line in ("", note))]
 
 
 def _claims(found: Sequence[Found]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from hyla.experiments import rows as choosing
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Figure
-from hyla.report.beyond import beyond
+from hyla.report.beyond import ABOUT, beyond
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
 from hyla.report.found import DAMAGE, Found
@@ -46,8 +46,8 @@ def experiment_section(found: Found, plots: Plots) -> str:
         _claims(found),
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
         _how(found),
-        _beyond(found),
         *(_figures(found, plots) if found.rows else [_nothing(found)]),
+        _beyond(found),
         origins(found),
         "</section>",
     ]
@@ -61,9 +61,11 @@ def _claims(found: Found) -> str:
 
 def _beyond(found: Found) -> str:
     """What the paper does not say."""
-    lines = beyond(found.rows) if found.experiment is ABLATION else []
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<p>Beyond the paper:</p><ul>{items}</ul>" if items else ""
+    if found.experiment is not ABLATION:
+        return ""
+    grid, notes = beyond(found.rows)
+    parts = [f"<p>{escape(ABOUT)}</p>", table(grid, "Beyond the paper")] if grid else []
+    return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in notes)])
 
 
 def _how(found: Found) -> str:
