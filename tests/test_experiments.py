@@ -1,5 +1,6 @@
 """The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -250,6 +251,36 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
     other = replace(options, precision="bf16", deadline=-1.0)
     with pytest.raises(TimeUp):
         run_experiment(EXPERIMENTS["held-out"], other)
+
+
+def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = {"row": ("HYLA",), "task": ("SRAVEN",)}
+    options = Options(scale="smoke", runs=tmp_path, only=only)
+    (made,) = run_experiment(ABLATION, options)
+    monkeypatch.setattr("hyla.experiments.runner.trained", _refuse)  # a run is asked for
+    experiment, file = EXPERIMENTS["held-out"], tmp_path / "smoke" / "results" / "ablation.json"
+    options = replace(options, only={"attention": ("hyla",), "held_out": ("0.25",)})
+    for odd in ({"members": made["members"] + 1}, {"runs": ["x"]}, {"search": "first-seed"}, []):
+        file.write_text(json.dumps([made | odd] if odd else "damaged"))
+        with pytest.raises(TimeUp):
+            run_experiment(experiment, options)
+    file.write_text(json.dumps([made]))
+    with pytest.raises(TimeUp):
+        run_experiment(experiment, replace(options, precision="bf16"))
+    (row,) = run_experiment(experiment, options)
+    assert read_rows(file.with_name("held-out.json")) == [row]
+    own = {"attention": "hyla", "held_out": 0.25, "taken_from": "ablation"}
+    own |= {"paper_mean": None, "paper_standard_error": None}
+    bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
+    assert row == bare | own | {"command": "hyla reproduce held-out --scale smoke"}
+    with pytest.raises(TimeUp):  # to make it anew needs the runs
+        run_experiment(experiment, replace(options, again=True))
+
+
+def _refuse(*_: object) -> None:
+    raise TimeUp
 
 
 def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:

@@ -175,12 +175,10 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
     names += [PER_FEATURE] if is_sraven else []
     names += [UNKNOWN] if "unknown" in config.splits else []
-    paper_mean, paper_error = point.paper or (None, None)
     row: Row = {
         **point.axes,
         **spread([m.measure(HELD_OUT) for m in chosen]),
-        "paper_mean": paper_mean,
-        "paper_standard_error": paper_error,
+        **paper_values(point),
         "hyperparameters": hyperparameters(chosen[0]),
         "paper_choice": spread([m.measure(HELD_OUT) for m in theirs])
         | {"hyperparameters": hyperparameters(theirs[0])},
@@ -199,6 +197,12 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
         row |= solver_measures(config.task, CEILING_INSTANCES[scale], seeds)
         row |= {"curves": _curves(chosen)}
     return [row]
+
+
+def paper_values(point: Point) -> dict[str, float | None]:
+    """What the paper has at a point, if it says so in numbers."""
+    mean_, error = point.paper or (None, None)
+    return {"paper_mean": mean_, "paper_standard_error": error}
 
 
 def active_by_layer(member: Trained) -> list[float]:

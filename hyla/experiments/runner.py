@@ -10,9 +10,18 @@ from importlib import import_module
 from pathlib import Path
 
 from hyla.errors import unknown_name
+from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
-from hyla.experiments.rows import FinishedRun, choose, members_of, provenance, untrained
+from hyla.experiments.rows import (
+    FinishedRun,
+    choose,
+    measured,
+    members_of,
+    paper_values,
+    provenance,
+    untrained,
+)
 from hyla.experiments.scales import points_at, settings
 from hyla.files import lock
 from hyla.train.config import Member, RunConfig
@@ -125,6 +134,27 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     ]
 
 
+def made_elsewhere(experiment: Experiment, point: Point, options: Options) -> list[Row]:
+    """The row of a point, if another experiment has made one of the very same runs."""
+    if point.config is None or experiment.make is not measured:
+        return []
+    for other in EXPERIMENTS.values():
+        if other.name == experiment.name or other.make is not measured:
+            continue
+        try:
+            rows = read_rows(results_file(other.name, options.scale, options.results, options.runs))
+        except (OSError, ValueError):  # told where that experiment is asked for
+            continue
+        for row in rows:
+            bare = {name: value for name, value in row.items() if name not in other.axes}
+            here = {**point.axes, **bare, **paper_values(point)}
+            made = made_before(point, [here], options.search)
+            if made and here.get("members") == models(point.config, here["search"]):  # and no more
+                command = replace(options, search=here["search"]).command(experiment)
+                return [here | {"command": command, "taken_from": other.name}]
+    return []
+
+
 def run_names(point: Point, search: str) -> set[str]:
     """The folders of the runs that a point begins with."""
     parts = [] if point.config is None else populations(point.config, search)
@@ -172,10 +202,15 @@ def run_experiment(
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
         done = made_before(point, there, options.search)
         skipped = bool(done) and not options.again
+        shared = [] if done or options.again else made_elsewhere(experiment, point, options)
         told = f" is in {file}" if skipped else ""
+        told += f" has the runs of {shared[0]['taken_from']}, and its row" if shared else ""
         say(f"{experiment.name} {number}/{len(points)}: {place}{told}")
-        if skipped:
-            rows += done
+        if shared:
+            with _alone(file.parent):
+                write_rows(file, experiment, shared)
+        if skipped or shared:
+            rows += done or shared
             continue
         search = done[0].get("search", options.search) if done else options.search
         here = replace(options, search=search)
