@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hyla.attention.variants import KINDS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
-from hyla.experiments.judge import all_above, find
+from hyla.experiments.judge import Judge, all_above, find
 from hyla.experiments.rows import measured
 from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
@@ -41,6 +41,9 @@ def title(attention: str, feed_forward: str = "mlp") -> str:
     return KINDS[attention].title + (" + MoE" if feed_forward == "moe" else "")
 
 
+SOFTMAX, LINEAR, HYLA = (title(kind) for kind in ("softmax", "linear", "hyla"))
+
+
 def points() -> list[Point]:
     """Fuzzy logic first: it is the faster column."""
     found = []
@@ -56,34 +59,19 @@ def points() -> list[Point]:
     return found
 
 
-def hyla_is_better(rows: Sequence[Row]) -> Verdict:
-    """HYLA against softmax and linear attention, on both tasks."""
-    return all_above(
-        [
-            (
-                find(rows, row=title("hyla"), task=task),
-                find(rows, row=title(other), task=task),
-                f"{task}, HYLA against {other}",
-            )
-            for task in (FUZZY, SRAVEN)
-            for other in ("softmax", "linear")
-        ]
-    )
+def better(*pairs: tuple[str, str]) -> Judge:
+    """Judges whether the first row of each pair is above the second, on both tasks."""
 
+    def judge(rows: Sequence[Row]) -> Verdict:
+        return all_above(
+            [
+                (find(rows, row=a, task=task), find(rows, row=b, task=task), f"{task}, {a} and {b}")
+                for task in (FUZZY, SRAVEN)
+                for a, b in pairs
+            ]
+        )
 
-def both_are_needed(rows: Sequence[Row]) -> Verdict:
-    """HYLA against HYLA without the one and without the other."""
-    return all_above(
-        [
-            (
-                find(rows, row=title("hyla"), task=task),
-                find(rows, row=title(without), task=task),
-                f"{task}, HYLA against {title(without)}",
-            )
-            for task in (FUZZY, SRAVEN)
-            for without in ("hyla-rms_head", "hyla-nonlinearity")
-        ]
-    )
+    return judge
 
 
 ABLATION = Experiment(
@@ -114,9 +102,28 @@ ABLATION = Experiment(
         Claim(
             "HYLA generalises better than softmax and linear attention to held-out compositions, "
             "on both tasks",
-            hyla_is_better,
+            better((HYLA, SOFTMAX), (HYLA, LINEAR)),
         ),
-        Claim("RMSHead and the nonlinearity are needed in combination", both_are_needed),
+        Claim(
+            "RMSHead and the nonlinearity are needed in combination",
+            better((HYLA, title("hyla-rms_head")), (HYLA, title("hyla-nonlinearity"))),
+        ),
+        Claim(
+            "RMSHead, and the weighted sum of output projections, each help linear attention alone",
+            better((title("linear+rms_head"), LINEAR), (title("hyla-nonlinearity"), LINEAR)),
+        ),
+        Claim(
+            "A deeper value network generalises well too: better than softmax and linear attention",
+            better((title("hyla+deep"), SOFTMAX), (title("hyla+deep"), LINEAR)),
+        ),
+        Claim(
+            "With softmax in the place of RMSHead HYLA does poorly",
+            better((HYLA, title("hyla-rms_head+softmax"))),
+        ),
+        Claim(
+            "A mixture of experts improves all kinds moderately",
+            better(*((title(kind, "moe"), title(kind)) for kind in ("softmax", "linear", "hyla"))),
+        ),
     ),
     note="The paper does not give the number of experts of its MoE rows; here 4, of which a token "
     "takes 2.",

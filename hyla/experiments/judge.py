@@ -63,7 +63,8 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in there]
     evidence = "; ".join(
-        f"{label}: {shown(a, name)} against {shown(b, name)}" for a, b, label in there
+        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b)}"
+        for a, b, label in there
     )
     holds = [errors > ERRORS for _, errors in gaps]
     tends = [errors > TENDENCY for _, errors in gaps]
@@ -71,6 +72,14 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
         return Verdict(outcome(holds, tends), evidence)
     evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
     return Verdict(OPEN if outcome(holds, tends) == NOT_REPRODUCED else IN_PART, evidence)
+
+
+def _in_paper(*rows: Row) -> str:
+    """The same comparison in the paper, where it gives both numbers."""
+    means = [row.get("paper_mean") for row in rows]
+    if None in means:
+        return ""
+    return f" (paper: {' against '.join(f'{mean:.1f}' for mean in means)})"
 
 
 def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
