@@ -134,9 +134,12 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
     if len(drawn.legend) < 2:
         return
     handles = [
-        Line2D([], [], color=key.colour, linestyle=LINES[key.dash], label=_text(key.name))
+        Line2D(
+            [], [], color=key.colour, label=_text(key.name), marker=MARKERS.get(key.symbol, ""),
+            linestyle="" if key.symbol else LINES[key.dash],
+        )
         for key in drawn.legend
-    ]
+    ]  # fmt: skip
     figure.legend(
         handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9
     )

@@ -29,6 +29,7 @@ MARK = "†"
 FIRST_SEED_NOTE = f"{MARK} The grid was searched on the first seed only."
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}
+SYMBOLS = {OURS: "circle", PAPER: "diamond", SINGLE: "circle"}
 
 
 def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
@@ -59,7 +60,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         body.append(cells)
     drawn.table = Grid(head, body)
     keys = [OURS, *([PAPER] * papers), *([SINGLE] * any(map(trainings, there)))]
-    drawn.legend = [Key(name, COLOURS[name]) for name in keys]
+    drawn.legend = [Key(name, COLOURS[name], symbol=SYMBOLS[name]) for name in keys]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
         drawn.panels.append(_dots(figure, shown(column), inside, axes, keys))
