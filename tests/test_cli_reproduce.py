@@ -10,7 +10,8 @@ from commands import Hyla
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.results import read_rows
-from hyla.experiments.runner import Options, chosen_points, populations
+from hyla.experiments.runner import Options, chosen_points
+from hyla.experiments.search import populations
 from hyla.train.runs import folder_name
 
 

@@ -19,18 +19,21 @@ from hyla.experiments.runner import (
     chosen_points,
     keep,
     made_before,
-    populations,
+    made_elsewhere,
+    points_left,
     run_experiment,
     status,
     trained,
 )
 from hyla.experiments.runner import finished as read_run
 from hyla.experiments.scales import points_at
+from hyla.experiments.search import populations
 from hyla.files import without_nan
 from hyla.report.summary import OUTCOMES
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
 from hyla.train import TimeUp, load_run, train
 from hyla.train.config import grid
+from hyla.train.runs import folder_name
 from hyla.train.watch import Watcher
 
 
@@ -253,30 +256,68 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
         run_experiment(EXPERIMENTS["held-out"], other)
 
 
+@pytest.mark.parametrize("search", ["full", "first-seed"])
 def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
 ) -> None:
     only = {"row": ("HYLA",), "task": ("SRAVEN",)}
-    options = Options(scale="smoke", runs=tmp_path, only=only)
+    options = Options(scale="smoke", runs=tmp_path, only=only, search=search)
     (made,) = run_experiment(ABLATION, options)
     monkeypatch.setattr("hyla.experiments.runner.trained", _refuse)  # a run is asked for
     experiment, file = EXPERIMENTS["held-out"], tmp_path / "smoke" / "results" / "ablation.json"
     options = replace(options, only={"attention": ("hyla",), "held_out": ("0.25",)})
-    for odd in ({"members": made["members"] + 1}, {"runs": ["x"]}, {"search": "first-seed"}, []):
-        file.write_text(json.dumps([made | odd] if odd else "damaged"))
+    (first, *others), setting = made["runs"], made["hyperparameters"]
+    odd: list[Any] = [
+        *({"runs": runs} for runs in (["x"], [first, *others, "x"], 5, True, [{}], None)),
+        {"search": "frist-seed"}, "damaged",
+    ]  # fmt: skip
+    if search == "first-seed":
+        odd += [{"runs": [first]}, {"runs": [first, "x"]}]
+        odd += [{"hyperparameters": setting | {"warmup": -1}}, {"hyperparameters": None}]
+    for other in odd:
+        file.write_text(json.dumps([made | other] if isinstance(other, dict) else other))
         with pytest.raises(TimeUp):
             run_experiment(experiment, options)
+        assert points_left(experiment, options)
     file.write_text(json.dumps([made]))
-    with pytest.raises(TimeUp):
-        run_experiment(experiment, replace(options, precision="bf16"))
+    for change in (
+        {"precision": "bf16"},
+        {"again": True},
+        {"only": options.only | {"held_out": ("0.5",)}},
+    ):
+        with pytest.raises(TimeUp):
+            run_experiment(experiment, replace(options, **change))
+    assert not points_left(experiment, options)
     (row,) = run_experiment(experiment, options)
     assert read_rows(file.with_name("held-out.json")) == [row]
     own = {"attention": "hyla", "held_out": 0.25, "taken_from": "ablation"}
     own |= {"paper_mean": None, "paper_standard_error": None}
+    words = " --search first-seed" if search == "first-seed" else ""
     bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
-    assert row == bare | own | {"command": "hyla reproduce held-out --scale smoke"}
-    with pytest.raises(TimeUp):  # to make it anew needs the runs
+    assert row == bare | own | {"command": f"hyla reproduce held-out --scale smoke{words}"}
+    # Made anew there, it is anew here; gone there, it stays.
+    file.write_text(json.dumps([made | {"mean": 12.5}]))
+    assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
+    file.unlink()
+    assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
+    with pytest.raises(TimeUp):
         run_experiment(experiment, replace(options, again=True))
+
+
+def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:
+    """Those of codes come from the same runs, but are something else."""
+    options = Options(results=tmp_path)
+    point = next(p for p in chosen_points(ABLATION, options) if p.axes["row"] == "HYLA")
+    names = sorted(folder_name(part) for part in populations(point.config, "full"))
+    row = {"mean": 1.0, "search": "full", "runs": names, "hyperparameters": {}}
+    fuzzy, codes_ = EXPERIMENTS["fuzzy"], EXPERIMENTS["codes-fuzzy"]
+    codes_point = next(p for p in chosen_points(codes_, options) if p.axes["attention"] == "hyla")
+    write_rows(tmp_path / "codes-fuzzy.json", codes_, [codes_point.axes | row])
+    assert not made_elsewhere(ABLATION, point, options)
+    write_rows(tmp_path / "fuzzy.json", fuzzy, [row | {"attention": "hyla"}])
+    (taken,) = made_elsewhere(ABLATION, point, options)
+    assert (taken["row"], taken["paper_mean"]) == ("HYLA", 81.13)
+    assert not made_elsewhere(codes_, codes_point, options)
 
 
 def _refuse(*_: object) -> None:

@@ -1,16 +1,17 @@
 """The README's part of the results."""
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report_rows import rows_of, write_results
+from test_report_rows import RULES, rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.judge import find
 from hyla.report import load, render
-from hyla.report.beyond import beyond
+from hyla.report.beyond import ABOUT, beyond
 from hyla.report.markdown import BEGIN, END, results_block, update
 
 
@@ -19,7 +20,8 @@ from hyla.report.markdown import BEGIN, END, results_block, update
     [
         ("grid", "x"), ("grid", [3]), ("ceiling", None), ("measures", {}), ("per_seed", "x"),
         ("feature_accuracy_by_rule", None), ("active_units", 3), ("solver_by_rule", True),
-        ("mean", 10**400),
+        ("mean", 10**400), ("ceiling", float("nan")), ("solver_by_rule", {"addition": 1.0}),
+        ("solver_by_rule", dict.fromkeys(RULES, float("nan"))),
     ],
 )  # fmt: skip
 def test_an_odd_row_does_not_stop_what_is_said_of_the_others(name: str, odd: Any) -> None:
@@ -82,13 +84,24 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     head = [cell.strip() for cell in tables[1][0].strip("|").split("|")]
     means = {rule: one["mean"] for rule, one in hyla["feature_accuracy_by_rule"].items()}
     named = head[2:5]
+    assert named == [*reversed(RULES[-3:])]  # the least learned of all rows
     assert cells[2:5] == [f"{means[rule]:.0f}" for rule in named]
     others = min(mean for rule, mean in means.items() if rule not in named)
     assert cells[5] == f"{int(10 * others) / 10} or more"
     assert cells[-1] == "7.2 to 98.8 (2)"
     assert float(cells[1]) == pytest.approx(hyla["ceiling"] - hyla["mean"], abs=0.051)
+    solver = [cell.strip() for cell in tables[1][-1].strip("|").split("|")]
+    best = hyla["solver_by_rule"]
+    assert solver[:5] == [
+        "exact solver",
+        f"(at {hyla['ceiling']:.1f})",
+        *(f"{best[r]:.0f}" for r in named),
+    ]
     page = render(results, runs)
-    assert all(f">{cell}<" in page for cell in cells if cell != "-")
+    assert all(f">{cell}<" in page for cell in [*cells, *solver] if cell not in ("", "-"))
+    assert "HYLA has dead value networks" in page
+    assert ABOUT in text
+    assert ABOUT in unescape(page)
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))

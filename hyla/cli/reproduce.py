@@ -18,15 +18,14 @@ from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.results import RESULTS, RUNS, results_file
 from hyla.experiments.runner import (
-    SEARCHES,
     Options,
     points_left,
     require,
     run_experiment,
-    run_names,
     status,
 )
 from hyla.experiments.scales import SCALES
+from hyla.experiments.search import SEARCHES, run_names
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS

@@ -109,11 +109,11 @@ ABLATION = Experiment(
             better((HYLA, title("hyla-rms_head")), (HYLA, title("hyla-nonlinearity"))),
         ),
         Claim(
-            "RMSHead, and the weighted sum of output projections, each help linear attention alone",
+            "RMSHead, alone or with weighted output projections, helps linear attention",
             better((title("linear+rms_head"), LINEAR), (title("hyla-nonlinearity"), LINEAR)),
         ),
         Claim(
-            "A deeper value network generalises well too: better than softmax and linear attention",
+            "A deeper value network generalises strongly too (above softmax and linear attention)",
             better((title("hyla+deep"), SOFTMAX), (title("hyla+deep"), LINEAR)),
         ),
         Claim(
@@ -121,7 +121,7 @@ ABLATION = Experiment(
             better((HYLA, title("hyla-rms_head+softmax"))),
         ),
         Claim(
-            "A mixture of experts improves all kinds moderately",
+            "A mixture of experts gives moderate general improvements",
             better(*((title(kind, "moe"), title(kind)) for kind in ("softmax", "linear", "hyla"))),
         ),
     ),

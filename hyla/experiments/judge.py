@@ -63,7 +63,7 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in there]
     evidence = "; ".join(
-        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b)}"
+        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}"
         for a, b, label in there
     )
     holds = [errors > ERRORS for _, errors in gaps]
@@ -74,10 +74,11 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     return Verdict(OPEN if outcome(holds, tends) == NOT_REPRODUCED else IN_PART, evidence)
 
 
-def _in_paper(*rows: Row) -> str:
+def _in_paper(one: Row, other: Row, name: str) -> str:
     """The same comparison in the paper, where it gives both numbers."""
-    means = [row.get("paper_mean") for row in rows]
-    if None in means:
+    means = [row.get("paper_mean") for row in (one, other)]
+    known = [isinstance(mean, float) and math.isfinite(mean) for mean in means]
+    if name != HELD_OUT or not all(known):
         return ""
     return f" (paper: {' against '.join(f'{mean:.1f}' for mean in means)})"
 

@@ -22,18 +22,22 @@ from hyla.experiments.rows import (
     provenance,
     untrained,
 )
-from hyla.experiments.scales import points_at, settings
+from hyla.experiments.scales import points_at
+from hyla.experiments.search import (
+    SEARCHES,
+    at_setting,
+    models,
+    other_seeds,
+    populations,
+    run_names,
+)
 from hyla.files import lock
-from hyla.train.config import Member, RunConfig
+from hyla.train.config import RunConfig
 from hyla.train.loop import train
 from hyla.train.runs import folder_name, read_config, read_state
 from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
 
-SEARCHES = {
-    "full": "every setting on every seed",
-    "first-seed": "every setting on the first seed, the other seeds at the best of them",
-}
 ENDED = ("finished", "diverged")
 MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with tf32, of so many layers and tokens; seconds of compilation.
@@ -93,31 +97,6 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     ]
 
 
-def populations(config: RunConfig, search: str) -> list[RunConfig]:
-    """The runs of a point that do not depend on results: one for each warm-up.
-
-    So experiments whose grids differ in warm-ups share the runs that they have in common.
-    """
-    members = config.members
-    if search == "first-seed":
-        first = min(member.seed for member in members)
-        members = tuple(member for member in members if member.seed == first)
-    warmups = dict.fromkeys(member.warmup for member in members)
-    return [replace(config, members=_with(members, warmup)) for warmup in warmups]
-
-
-def _with(members: Sequence[Member], warmup: int) -> tuple[Member, ...]:
-    return tuple(member for member in members if member.warmup == warmup)
-
-
-def other_seeds(config: RunConfig, runs: Sequence[FinishedRun]) -> RunConfig | None:
-    """The run of the seeds that a search on the first seed left out, at the best setting."""
-    best = choose(members_of(runs))[0].settings
-    done = {member.seed for run in runs for member in run.config.members}
-    members = [m for m in config.members if settings(m) == best and m.seed not in done]
-    return replace(config, members=tuple(members)) if members else None
-
-
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     """The rows of a point that come from the very runs it asks for: their names tell.
 
@@ -130,7 +109,9 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
         row
         for row in found
         if row.get("search") in (search, "full")
-        and run_names(point, row["search"]) <= set(row.get("runs") or [])
+        and isinstance(runs := row.get("runs"), list)
+        and all(isinstance(name, str) for name in runs)
+        and run_names(point, row["search"]) <= set(runs)
     ]
 
 
@@ -147,18 +128,24 @@ def made_elsewhere(experiment: Experiment, point: Point, options: Options) -> li
             continue
         for row in rows:
             bare = {name: value for name, value in row.items() if name not in other.axes}
-            here = {**point.axes, **bare, **paper_values(point)}
-            made = made_before(point, [here], options.search)
-            if made and here.get("members") == models(point.config, here["search"]):  # and no more
+            here = {**bare, **point.axes, **paper_values(point)}
+            if made_before(point, [here], options.search) and _made_of_all_runs(point, here):
                 command = replace(options, search=here["search"]).command(experiment)
-                return [here | {"command": command, "taken_from": other.name}]
+                origin = row.get("taken_from", other.name)
+                return [here | {"command": command, "taken_from": origin}]
     return []
 
 
-def run_names(point: Point, search: str) -> set[str]:
-    """The folders of the runs that a point begins with."""
-    parts = [] if point.config is None else populations(point.config, search)
-    return {folder_name(part) for part in parts}
+def _made_of_all_runs(point: Point, row: Row) -> bool:
+    """Whether a row has the runs of a point, those of other seeds too, and no more."""
+    assert point.config is not None
+    names, chosen = run_names(point, row["search"]), row.get("hyperparameters")
+    if row["search"] == "first-seed":
+        first = min(member.seed for member in point.config.members)
+        best = tuple(chosen.values()) if isinstance(chosen, dict) else ()
+        rest = at_setting(point.config, best, {first})
+        names |= {folder_name(rest)} if rest else set()
+    return names == set(row["runs"])
 
 
 def require(experiment: Experiment) -> None:
@@ -171,7 +158,14 @@ def points_left(experiment: Experiment, options: Options) -> list[Point]:
     """The points that are asked for and have no rows yet."""
     file = results_file(experiment.name, options.scale, options.results, options.runs)
     rows, points = read_rows(file), chosen_points(experiment, options)
-    return [p for p in points if options.again or not made_before(p, rows, options.search)]
+    if options.again:
+        return points
+    return [
+        point
+        for point in points
+        if not made_before(point, rows, options.search)
+        and not made_elsewhere(experiment, point, options)
+    ]
 
 
 def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
@@ -201,16 +195,20 @@ def run_experiment(
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
         done = made_before(point, there, options.search)
+        if not options.again and (not done or "taken_from" in done[0]):
+            taken = made_elsewhere(experiment, point, options)
+            if taken and taken != done:
+                done = taken
+                with _alone(file.parent):
+                    write_rows(file, experiment, taken)
         skipped = bool(done) and not options.again
-        shared = [] if done or options.again else made_elsewhere(experiment, point, options)
         told = f" is in {file}" if skipped else ""
-        told += f" has the runs of {shared[0]['taken_from']}, and its row" if shared else ""
+        told += (
+            f", taken from {done[0]['taken_from']}" if skipped and "taken_from" in done[0] else ""
+        )
         say(f"{experiment.name} {number}/{len(points)}: {place}{told}")
-        if shared:
-            with _alone(file.parent):
-                write_rows(file, experiment, shared)
-        if skipped or shared:
-            rows += done or shared
+        if skipped:
+            rows += done
             continue
         search = done[0].get("search", options.search) if done else options.search
         here = replace(options, search=search)
@@ -310,13 +308,6 @@ def h200_seconds(config: RunConfig, search: str) -> float:
     size = config.model.layers / layers * (config.model.width / 128) ** 2 * config.tokens / tokens
     instances = models(config, search) * config.steps * config.batch
     return instances * size / rate + COMPILATION * len(populations(config, search))
-
-
-def models(config: RunConfig, search: str) -> int:
-    """How many a search trains."""
-    first = sum(len(part.members) for part in populations(config, search))
-    others = len({member.seed for member in config.members}) - 1
-    return first + others if search == "first-seed" else first
 
 
 def status(experiment: Experiment, options: Options) -> Status:

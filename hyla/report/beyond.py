@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from hyla.experiments.ablation import ROWS, SRAVEN, title
 from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
+from hyla.experiments.results import is_first_seed
 from hyla.report.drawn import Grid
 from hyla.report.found import DAMAGE
-from hyla.report.tables import trainings
+from hyla.report.tables import MARK, trainings
+from hyla.report.text import number
 
 ABOUT = (
     "Beyond the paper, SRAVEN in percent: how far the mean held out is below the ceiling, what the "
@@ -65,20 +68,30 @@ def _by_rule(right: dict[str, float], least: Sequence[str]) -> list[str]:
 
 def _line(row: Row) -> _Line:
     values = [value for value, _ in trainings(row)]
-    right = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
+    means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
+    right = {rule: _finite(value) for rule, value in means.items() if value is not None}
+    solver = {rule: _finite(row["solver_by_rule"][rule]) for rule in right}
+    ceiling = _finite(row["ceiling"])
     return _Line(
-        row["row"],
-        row["ceiling"],
-        f"{row['ceiling'] - row['mean']:.1f}",
+        f"{row['row']} {MARK}" if is_first_seed(row) else row["row"],
+        ceiling,
+        f"{ceiling - _finite(row['mean']):.1f}",
         (
-            f"{row['measures'][IN_DISTRIBUTION]['mean']:.1f}",
+            f"{_finite(row['measures'][IN_DISTRIBUTION]['mean']):.1f}",
             ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"]),
             f"{min(values):.1f} to {max(values):.1f} ({len(values)})",
         ),
-        {rule: float(value) for rule, value in right.items() if value is not None},
-        {rule: float(value) for rule, value in row["solver_by_rule"].items()},
+        right,
+        solver,
         _dead(row),
     )
+
+
+def _finite(value: Any) -> float:
+    found = number(value)
+    if found is None:
+        raise ValueError(f"expected a number, got {value}")
+    return found
 
 
 def _dead(row: Row) -> str:

@@ -21,6 +21,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "device": lambda row: _known(row, "device"),
     "seconds": lambda row: rounded(row.get("seconds")) if "seconds" in row else "",
     "runs": about.runs,
+    "taken from": lambda row: _known(row, "taken_from"),
 }
 
 
