@@ -6,7 +6,7 @@ trajectories part; what must agree is the mean over seeds. Every way is compared
 attention in fp32, seed by seed: it passes if the differences of the final training loss (in logs)
 and of the held-out measure have means within three standard errors of 0 (there are many of them).
 Half the learning rate is a control that must not pass. Exits with 1 if a way fails, or a control
-passes.
+passes. A job for a GPU: on a CPU it takes hours.
 """
 
 import argparse
@@ -128,6 +128,8 @@ def main() -> int:
             for way, (backend, precision, factor) in WAYS.items():
                 config = config_of(task, attention, options.seeds, steps, factor)
                 config = replace(config, precision=precision)
+                told = f"{task}, {attention}, {way}: {steps:,} steps of {options.seeds} models"
+                sys.stderr.write(f"{told} on {name}\n")
                 result = train(config, backend, device)
                 plain = plain or result
                 found = differences(result, plain)
