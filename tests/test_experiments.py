@@ -295,6 +295,10 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     words = " --search first-seed" if search == "first-seed" else ""
     bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
     assert row == bare | own | {"command": f"hyla reproduce held-out --scale smoke{words}"}
+    # A copy is not a source: what is gone there is not brought back from here.
+    file.write_text("[]")
+    with pytest.raises(TimeUp):
+        run_experiment(ABLATION, replace(options, only=only))
     # Made anew there, it is anew here; gone there, it stays.
     file.write_text(json.dumps([made | {"mean": 12.5}]))
     assert run_experiment(experiment, options) == [row | {"mean": 12.5}]

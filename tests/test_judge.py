@@ -156,3 +156,23 @@ def test_the_numbers_of_the_paper_are_told_beside_ours_if_it_has_both() -> None:
     measures = {"F1": {"mean": 1.0, "standard_error": 1.0}}
     pair = (one | {"measures": measures}, other | {"measures": measures}, "a")
     assert "paper" not in all_above([pair], "F1").evidence
+
+
+@pytest.mark.parametrize(
+    "above, untrained, outcome",
+    [(40.0, 10.0, "reproduced"), (40.0, 40.0, "in part"), (40.0, None, "in part")],
+)
+def test_codes_must_be_more_alike_than_before_training(
+    above: float, untrained: float | None, outcome: str
+) -> None:
+    values = {"addition and subtraction": 90.0, "all pairs of rules": 50.0}
+    values["addition and subtraction above all pairs"] = above
+    if untrained is not None:
+        values["the same before training"] = untrained
+    measures = {name: {"mean": mean, "standard_error": 1.0} for name, mean in values.items()}
+    rows = [
+        {"attention": "hyla", "what": "similarity", "keys": keys, "measures": measures}
+        for keys in ("self", "row")
+    ]
+    claim = next(c for c in EXPERIMENTS["codes-sraven"].claims if "similar" in c.text)
+    assert claim.judge(rows).outcome == outcome

@@ -156,6 +156,8 @@ def matrices(place: Row, rng: random.Random) -> list[Row]:
     measures = {
         "addition and subtraction": spread(rng, 60),
         "all pairs of rules": spread(rng, 10),
+        "addition and subtraction above all pairs": spread(rng, 50),
+        "the same before training": spread(rng, 10),
     }
     names = [RULES[rng.randrange(8)] for _ in range(32)]
     return [

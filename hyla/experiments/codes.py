@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from hyla.analysis import Codes, collect_run, decode, embed, mean_codes, sample
+from hyla.analysis import Codes, collect, collect_run, decode, embed, mean_codes, sample
 from hyla.experiments.ablation import FUZZY_GRID, SRAVEN_GRID
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import IN_PART, NOT_MEASURED, REPRODUCED, Judge, all_above
 from hyla.experiments.results import is_at
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
 from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
+from hyla.model import build
 from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
@@ -27,6 +28,7 @@ F1, CONTROL = "F1", "F1, labels shuffled"
 DECODED_F1 = 50.0  # percent, from which on something is decoded
 LEAST_SPREAD = 1e-4  # of codes: those of a dead layer are all alike
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
+ABOVE, UNTRAINED = "addition and subtraction above all pairs", "the same before training"
 DECODED = {"paper": 8192, "small": 4096, "demo": 4096, "smoke": 256}  # instances of each split
 MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
 SHUFFLES = {"paper": 10, "small": 10, "demo": 10, "smoke": 1}  # that the control is a mean of
@@ -126,20 +128,16 @@ def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row
     """Mean codes of rules in the last layer and their similarity, over all tasks; samples."""
     codes = [_codes(member, "all", instances, **way) for member in members]
     found = [mean_codes(one, "rule") for one in codes]
-    related, pairs = [], []
-    for one, theirs in zip(found, codes, strict=True):
-        if np.ptp(theirs.layer(-1), axis=0).max() < LEAST_SPREAD:
-            related.append(float("nan"))
-            pairs.append(float("nan"))
-            continue
-        others = one.cosine[~np.eye(len(one.names), dtype=bool)]
-        pairs.append(float(np.nanmean(others)) if len(others) else float("nan"))
-        known = all(name in one.names for name in ("addition", "subtraction"))
-        place = [one.names.index(n) for n in ("addition", "subtraction")] if known else []
-        related.append(float(one.cosine[place[0], place[1]]) if place else float("nan"))
+    related, pairs = zip(*map(_alike, codes), strict=True)
+    before = [_alike(_untrained(member, instances, way)) for member in members]
     first = found[0]
     layer = {**way, "layer": members[0].run.config.model.layers - 1, "label": ""}
-    measures = {RELATED: _percent(related), ALL_PAIRS: _percent(pairs)}
+    measures = {
+        RELATED: _percent(related),
+        ALL_PAIRS: _percent(pairs),
+        ABOVE: _percent([one - other for one, other in zip(related, pairs, strict=True)]),
+        UNTRAINED: _percent([one - other for one, other in before]),
+    }
     labels = list(first.names)
     cosine, means = np.round(first.cosine, 4).tolist(), np.round(first.means, 4).tolist()
     yield {"what": "similarity", **layer, "labels": labels, "matrix": cosine, "measures": measures}
@@ -148,6 +146,25 @@ def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row
     rules = [some.names["rule"][rule] for rule in some.label("rule").tolist()]
     matrix = np.round(some.layer(-1), 4).tolist()
     yield {"what": "samples", **layer, "labels": rules, "matrix": matrix}
+
+
+def _alike(codes: Codes) -> tuple[float, float]:
+    """Cosine of the mean codes of addition and subtraction, and of all pairs; NaN if dead."""
+    if np.ptp(codes.layer(-1), axis=0).max() < LEAST_SPREAD:
+        return float("nan"), float("nan")
+    found = mean_codes(codes, "rule")
+    others = found.cosine[~np.eye(len(found.names), dtype=bool)]
+    names = ("addition", "subtraction")
+    known = all(name in found.names for name in names)
+    related = found.cosine[tuple(map(found.names.index, names))] if known else float("nan")
+    return float(related), float(np.nanmean(others)) if len(others) else float("nan")
+
+
+def _untrained(member: Trained, instances: int, way: Way) -> Codes:
+    """The codes of a member before its first step, on the same instances."""
+    config = member.run.config
+    model = build(config.model, member.seed)
+    return collect(model, config.task, "all", instances, seed=member.seed, keys=way["keys"])
 
 
 def decodable(*ways: Way) -> Judge:
@@ -185,22 +202,25 @@ def _told(way: Way) -> str:
 
 
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
-    """Addition and subtraction against all pairs of rules, for HYLA."""
+    """Addition and subtraction against all pairs of rules, for HYLA; and more so than untrained."""
     place = {"attention": "hyla", "what": "similarity"}
     found = [row for way in KEYS for row in rows if is_at(row, {**place, **way})]
     found = [row for row in found if row["measures"][RELATED]["mean"] is not None]
-    pairs: list[tuple[Row | None, Row | None, str]] = [
-        (
-            {"measures": {F1: row["measures"][RELATED]}},
-            {"measures": {F1: row["measures"][ALL_PAIRS]}},
-            f"keys {row['keys']}, {RELATED} against {ALL_PAIRS}",
-        )
+    pairs = [
+        (_measure(row, one), _measure(row, other), f"keys {row['keys']}, {one} against {other}")
         for row in found
+        for one, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED))
     ]
     verdict = all_above(pairs, F1)
     if verdict is NOT_MEASURED:
         return verdict
     return Verdict(verdict.outcome, f"HYLA, last layer, cosine in percent, {verdict.evidence}")
+
+
+def _measure(row: Row, name: str) -> Row | None:
+    """A measure of a row as what is compared."""
+    measure = row["measures"].get(name)
+    return measure and {"measures": {F1: measure}}
 
 
 def maps_of(colours: Sequence[str], way: Way) -> list[Figure]:

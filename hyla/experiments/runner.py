@@ -127,12 +127,13 @@ def made_elsewhere(experiment: Experiment, point: Point, options: Options) -> li
         except (OSError, ValueError):  # told where that experiment is asked for
             continue
         for row in rows:
+            if "taken_from" in row:  # the source itself, not a copy of it
+                continue
             bare = {name: value for name, value in row.items() if name not in other.axes}
             here = {**bare, **point.axes, **paper_values(point)}
             if made_before(point, [here], options.search) and _made_of_all_runs(point, here):
                 command = replace(options, search=here["search"]).command(experiment)
-                origin = row.get("taken_from", other.name)
-                return [here | {"command": command, "taken_from": origin}]
+                return [here | {"command": command, "taken_from": other.name}]
     return []
 
 

@@ -47,8 +47,8 @@ codes.
 
 MEANING = (
     "Reproduced: all comparisons of a claim hold by more than two standard errors, and codes are "
-    "decoded with an F1 of 50 or more. In part: some hold, or all by more than one. Open: none so "
-    "far, and some are not measured. Not reproduced: none of them."
+    "decoded with an F1 of 50 or more. In part: some hold, or all by more than one standard error. "
+    "Open: none holds so far, and some are not measured. Not reproduced: none holds."
 )
 
 
