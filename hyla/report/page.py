@@ -15,7 +15,7 @@ from hyla.report.summary import first_screen
 from hyla.report.text import escape, script_json
 from hyla.train.runs import list_runs
 
-TITLE = "Attention as a Hypernetwork, reproduced"
+TITLE = "Attention as a Hypernetwork: a reproduction"
 
 
 def whole_page(found: Sequence[Found], runs: Path) -> str:

@@ -110,7 +110,7 @@ def first_screen(found: Sequence[Found]) -> str:
     """All verdicts, grouped, after a few lines."""
     lines = "".join(f'<p class="lead">{escape(line)}</p>' for line in in_words(found))
     parts = [
-        "<h1>Attention as a Hypernetwork, reproduced</h1>",
+        "<h1>Attention as a Hypernetwork: a reproduction</h1>",
         f"<p>{ABOUT}</p>",
         lines,
         f"<p>{MEANING}</p>",
@@ -156,7 +156,7 @@ def _facts(found: Sequence[Found]) -> str:
     scales = Counter(one.scale for one in found if one.scale)
     facts = {
         "scale": "; ".join(
-            f"{scales[scale]} of {_number_with(found, scale)} experiments at {NAMES[scale]}"
+            f"{scales[scale]} of {_number_with(found, scale)} experiments begun at {NAMES[scale]}"
             for scale in SCALES
             if scales[scale]
         ),
