@@ -127,10 +127,9 @@ def _maps(member: Trained, instances: int, way: Way) -> Iterator[Row]:
 def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row]:
     """Mean codes of rules in the last layer and their similarity, over all tasks; samples."""
     codes = [_codes(member, "all", instances, **way) for member in members]
-    found = [mean_codes(one, "rule") for one in codes]
     related, pairs = zip(*map(_alike, codes), strict=True)
     before = [_alike(_untrained(member, instances, way)) for member in members]
-    first = found[0]
+    first = mean_codes(codes[0], "rule")
     layer = {**way, "layer": members[0].run.config.model.layers - 1, "label": ""}
     measures = {
         RELATED: _percent(related),

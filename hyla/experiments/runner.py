@@ -6,30 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from hyla.errors import unknown_name
-from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
+from hyla.experiments.reuse import TAKEN, made_before, made_elsewhere
 from hyla.experiments.rows import (
     FinishedRun,
     choose,
-    measured,
     members_of,
-    paper_values,
     provenance,
     untrained,
 )
 from hyla.experiments.scales import points_at
 from hyla.experiments.search import (
     SEARCHES,
-    at_setting,
     models,
     other_seeds,
     populations,
-    run_names,
 )
 from hyla.files import lock
 from hyla.train.config import RunConfig
@@ -97,76 +94,34 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     ]
 
 
-def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
-    """The rows of a point that come from the very runs it asks for: their names tell.
-
-    Those of a full search will do for one on the first seed, which is a part of it.
-    """
-    found = [row for row in rows if is_at(row, point.axes)]
-    if point.config is None:
-        return found
-    return [
-        row
-        for row in found
-        if row.get("search") in (search, "full")
-        and isinstance(runs := row.get("runs"), list)
-        and all(isinstance(name, str) for name in runs)
-        and run_names(point, row["search"]) <= set(runs)
-    ]
-
-
-def made_elsewhere(experiment: Experiment, point: Point, options: Options) -> list[Row]:
-    """The row of a point, if another experiment has made one of the very same runs."""
-    if point.config is None or experiment.make is not measured:
-        return []
-    for other in EXPERIMENTS.values():
-        if other.name == experiment.name or other.make is not measured:
-            continue
-        try:
-            rows = read_rows(results_file(other.name, options.scale, options.results, options.runs))
-        except (OSError, ValueError):  # told where that experiment is asked for
-            continue
-        for row in rows:
-            if "taken_from" in row:  # the source itself, not a copy of it
-                continue
-            bare = {name: value for name, value in row.items() if name not in other.axes}
-            here = {**bare, **point.axes, **paper_values(point)}
-            if made_before(point, [here], options.search) and _made_of_all_runs(point, here):
-                command = replace(options, search=here["search"]).command(experiment)
-                return [here | {"command": command, "taken_from": other.name}]
-    return []
-
-
-def _made_of_all_runs(point: Point, row: Row) -> bool:
-    """Whether a row has the runs of a point, those of other seeds too, and no more."""
-    assert point.config is not None
-    names, chosen = run_names(point, row["search"]), row.get("hyperparameters")
-    if row["search"] == "first-seed":
-        first = min(member.seed for member in point.config.members)
-        best = tuple(chosen.values()) if isinstance(chosen, dict) else ()
-        rest = at_setting(point.config, best, {first})
-        names |= {folder_name(rest)} if rest else set()
-    return names == set(row["runs"])
-
-
 def require(experiment: Experiment) -> None:
     """Tells what is not installed before anything is trained."""
     for package in experiment.needs:
         import_module(package)
 
 
+def _file(name: str, options: Options) -> Path:
+    return results_file(name, options.scale, options.results, options.runs)
+
+
+def rows_there(
+    experiment: Experiment, point: Point, rows: Sequence[Row], options: Options
+) -> list[Row]:
+    """The rows of a point that need no run: its own, or as another experiment has them now."""
+    own = made_before(point, rows, options.search)
+    if own and TAKEN not in own[0]:
+        return own
+    taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
+    return [
+        row | {"command": replace(options, search=row["search"]).command(experiment)}
+        for row in taken
+    ] or own
+
+
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
     """The points that are asked for and have no rows yet."""
-    file = results_file(experiment.name, options.scale, options.results, options.runs)
-    rows, points = read_rows(file), chosen_points(experiment, options)
-    if options.again:
-        return points
-    return [
-        point
-        for point in points
-        if not made_before(point, rows, options.search)
-        and not made_elsewhere(experiment, point, options)
-    ]
+    rows, points = read_rows(_file(experiment.name, options)), chosen_points(experiment, options)
+    return [p for p in points if options.again or not rows_there(experiment, p, rows, options)]
 
 
 def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
@@ -190,27 +145,24 @@ def run_experiment(
     """Trains what is not there, point by point, and writes the rows of each at once."""
     require(experiment)
     points = chosen_points(experiment, options)
-    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    file = _file(experiment.name, options)
     there = read_rows(file)  # what is wrong with it is told before anything is trained
     rows: list[Row] = []
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
-        done = made_before(point, there, options.search)
-        if not options.again and (not done or "taken_from" in done[0]):
-            taken = made_elsewhere(experiment, point, options)
-            if taken and taken != done:
-                done = taken
+        if options.again:
+            done = made_before(point, there, options.search)
+        else:
+            done = rows_there(experiment, point, there, options)
+        if done and not options.again:
+            if any(row not in there for row in done):
                 with _alone(file.parent):
-                    write_rows(file, experiment, taken)
-        skipped = bool(done) and not options.again
-        told = f" is in {file}" if skipped else ""
-        told += (
-            f", taken from {done[0]['taken_from']}" if skipped and "taken_from" in done[0] else ""
-        )
-        say(f"{experiment.name} {number}/{len(points)}: {place}{told}")
-        if skipped:
+                    write_rows(file, experiment, done)
+            source = f", from {done[0][TAKEN]}" if TAKEN in done[0] else ""
+            say(f"{experiment.name} {number}/{len(points)}: {place} is in {file}{source}")
             rows += done
             continue
+        say(f"{experiment.name} {number}/{len(points)}: {place}")
         search = done[0].get("search", options.search) if done else options.search
         here = replace(options, search=search)
         runs = (kept(point, here) if experiment.keep else []) or trained(point, here, watcher)
@@ -314,7 +266,7 @@ def h200_seconds(config: RunConfig, search: str) -> float:
 def status(experiment: Experiment, options: Options) -> Status:
     """How far an experiment has come, without opening a checkpoint."""
     points = chosen_points(experiment, options)
-    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    file = _file(experiment.name, options)
     problem, rows = "", []
     try:
         rows = read_rows(file)

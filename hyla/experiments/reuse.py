@@ -1,0 +1,66 @@
+"""Rows that need no run: made before, or by another experiment of the very same runs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import Experiment, Point, Row
+from hyla.experiments.results import is_at, read_rows
+from hyla.experiments.rows import measured, paper_values
+from hyla.experiments.search import at_setting, run_names
+from hyla.train.runs import folder_name
+
+TAKEN = "taken_from"  # names the experiment that a row was copied from
+
+
+def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
+    """The rows of a point that come from the very runs it asks for: their names tell.
+
+    Those of a full search will do for one on the first seed, which is a part of it.
+    """
+    found = [row for row in rows if is_at(row, point.axes)]
+    if point.config is None:
+        return found
+    return [
+        row
+        for row in found
+        if row.get("search") in (search, "full")
+        and isinstance(runs := row.get("runs"), list)
+        and all(isinstance(name, str) for name in runs)
+        and run_names(point, row["search"]) <= set(runs)
+    ]
+
+
+def made_elsewhere(
+    experiment: Experiment, point: Point, search: str, file_of: Callable[[str], Path]
+) -> list[Row]:
+    """The row of a point, if another experiment has made one; where their files are is given."""
+    if point.config is None or experiment.make is not measured:
+        return []
+    for other in EXPERIMENTS.values():
+        if other.name == experiment.name or other.make is not measured:
+            continue
+        try:
+            rows = read_rows(file_of(other.name))
+        except (OSError, ValueError):  # told where that experiment is asked for
+            continue
+        for row in rows:
+            if TAKEN in row:  # the source itself, not a copy of it
+                continue
+            bare = {name: value for name, value in row.items() if name not in other.axes}
+            here = {**bare, **point.axes, **paper_values(point), TAKEN: other.name}
+            if made_before(point, [here], search) and _made_of_all_runs(point, here):
+                return [here]
+    return []
+
+
+def _made_of_all_runs(point: Point, row: Row) -> bool:
+    """Whether a row has the runs of a point, those of other seeds too, and no more."""
+    assert point.config is not None
+    names, chosen = run_names(point, row["search"]), row.get("hyperparameters")
+    if row["search"] == "first-seed":
+        first = min(member.seed for member in point.config.members)
+        best = tuple(chosen.values()) if isinstance(chosen, dict) else ()
+        rest = at_setting(point.config, best, {first})
+        names |= {folder_name(rest)} if rest else set()
+    return names == set(row["runs"])

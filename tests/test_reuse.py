@@ -1,0 +1,168 @@
+"""Results that are there: skipped, carried on, taken over, never mistaken for others."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_run
+
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.ablation import ABLATION
+from hyla.experiments.results import read_rows, results_file, write_rows
+from hyla.experiments.reuse import made_before, made_elsewhere
+from hyla.experiments.runner import (
+    Options,
+    chosen_points,
+    points_left,
+    run_experiment,
+    status,
+)
+from hyla.experiments.runner import finished as read_run
+from hyla.experiments.search import populations
+from hyla.train import TimeUp, train
+from hyla.train.runs import folder_name
+
+
+def test_what_is_there_is_skipped_and_what_was_cut_goes_on(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["heads"]
+    options = Options(scale="smoke", runs=tmp_path, only={"attention": ("hyla",)})
+    with pytest.raises(TimeUp):
+        run_experiment(experiment, replace(options, deadline=-1.0))
+    assert status(experiment, options).begun == 1
+    rows = run_experiment(experiment, options)
+    logs = {path: path.read_bytes() for path in tmp_path.rglob("log.jsonl")}
+    assert len(logs) == 2
+    for again in (False, True):  # from their rows, from their runs
+        assert run_experiment(experiment, replace(options, again=again)) == rows
+        assert all(path.read_bytes() == content for path, content in logs.items())
+    said: list[str] = []
+    for path in logs:
+        shutil.rmtree(path.parent)
+    assert run_experiment(experiment, options, say=said.append) == rows
+    assert all(text.endswith("heads.json") for text in said)
+    # Rows of another precision do not count: these runs would be trained.
+    with pytest.raises(TimeUp):
+        run_experiment(experiment, replace(options, precision="bf16", deadline=-1.0))
+
+
+def test_a_run_of_another_configuration_is_not_taken(tmp_path: Path) -> None:
+    config = tiny_run("sraven")
+    train(config, tmp_path / "run", device="cpu", compiled=False)
+    assert read_run(tmp_path / "run", config) is not None
+    assert read_run(tmp_path / "run", replace(config, batch=config.batch + 1)) is None
+    (tmp_path / "run" / "summary.json").write_text('{"state": "finished"}')
+    assert read_run(tmp_path / "run", config) is None
+
+
+def test_a_damaged_results_file_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    options = Options(scale="smoke", runs=tmp_path)
+    file = results_file("heads", "smoke", options.results, options.runs)
+    file.parent.mkdir(parents=True)
+    file.write_text("{bad")
+    with pytest.raises(ValueError, match=r"heads\.json: expected a list of results"):
+        run_experiment(EXPERIMENTS["heads"], options)
+    assert not list(tmp_path.rglob("config.json"))
+
+
+def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
+    options = Options(
+        scale="smoke", runs=tmp_path, search="first-seed", only={"attention": ("hyla",)}
+    )
+    (row, *_) = run_experiment(EXPERIMENTS["held-out"], options)
+    assert len(row["per_seed"]) == 2
+    assert len(row["runs"]) == 2
+    assert row["members"] == 3  # two settings on one seed, the better one on the other
+    assert "--search first-seed" in row["command"]
+    # The whole grid is more: it is not done yet, and a search on one seed does not replace it.
+    with pytest.raises(TimeUp):
+        run_experiment(EXPERIMENTS["held-out"], replace(options, search="full", deadline=-1.0))
+    full = run_experiment(EXPERIMENTS["held-out"], replace(options, search="full"))
+    for again in (False, True):  # the runs are there
+        here = replace(options, deadline=-1.0, again=again)
+        assert run_experiment(EXPERIMENTS["held-out"], here) == full
+    point = chosen_points(EXPERIMENTS["held-out"], options)[0]
+    assert made_before(point, full, "full")
+    for odd in ({"search": ["x"]}, {"runs": None}):
+        assert not made_before(point, [full[0] | odd], "full")
+    other = replace(options, precision="bf16", deadline=-1.0)
+    with pytest.raises(TimeUp):
+        run_experiment(EXPERIMENTS["held-out"], other)
+
+
+@pytest.mark.parametrize("search", ["full", "first-seed"])
+def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    only = {"row": ("HYLA",), "task": ("SRAVEN",)}
+    options = Options(scale="smoke", runs=tmp_path, only=only, search=search)
+    (made,) = run_experiment(ABLATION, options)
+    monkeypatch.setattr("hyla.experiments.runner.trained", _refuse)  # a run is asked for
+    experiment, file = EXPERIMENTS["held-out"], tmp_path / "smoke" / "results" / "ablation.json"
+    options = replace(options, only={"attention": ("hyla",), "held_out": ("0.25",)})
+    (first, *others), setting = made["runs"], made["hyperparameters"]
+    odd: list[Any] = [
+        *({"runs": runs} for runs in (["x"], [first, *others, "x"], 5, True, [{}], None)),
+        {"search": "frist-seed"}, "damaged",
+    ]  # fmt: skip
+    if search == "first-seed":
+        odd += [{"runs": [first]}, {"runs": [first, "x"]}]
+        odd += [{"hyperparameters": setting | {"warmup": -1}}, {"hyperparameters": None}]
+    for other in odd:
+        file.write_text(json.dumps([made | other] if isinstance(other, dict) else other))
+        with pytest.raises(TimeUp):
+            run_experiment(experiment, options)
+        assert points_left(experiment, options)
+    file.write_text(json.dumps([made]))
+    for change in (
+        {"precision": "bf16"},
+        {"again": True},
+        {"only": options.only | {"held_out": ("0.5",)}},
+    ):
+        with pytest.raises(TimeUp):
+            run_experiment(experiment, replace(options, **change))
+    assert not points_left(experiment, options)
+    (row,) = run_experiment(experiment, options)
+    assert read_rows(file.with_name("held-out.json")) == [row]
+    own = {"attention": "hyla", "held_out": 0.25, "taken_from": "ablation"}
+    own |= {"paper_mean": None, "paper_standard_error": None}
+    words = " --search first-seed" if search == "first-seed" else ""
+    bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
+    assert row == bare | own | {"command": f"hyla reproduce held-out --scale smoke{words}"}
+    # A copy is not a source: what is gone there is not brought back from here.
+    file.write_text("[]")
+    with pytest.raises(TimeUp):
+        run_experiment(ABLATION, replace(options, only=only))
+    # Made anew there, it is anew here; gone there, it stays.
+    file.write_text(json.dumps([made | {"mean": 12.5}]))
+    assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
+    file.unlink()
+    assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
+    with pytest.raises(TimeUp):
+        run_experiment(experiment, replace(options, again=True))
+
+
+def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:
+    """Those of codes come from the same runs, but are something else."""
+    options = Options(results=tmp_path)
+
+    def file_of(name: str) -> Path:
+        return tmp_path / f"{name}.json"
+
+    point = next(p for p in chosen_points(ABLATION, options) if p.axes["row"] == "HYLA")
+    names = sorted(folder_name(part) for part in populations(point.config, "full"))
+    row = {"mean": 1.0, "search": "full", "runs": names, "hyperparameters": {}}
+    fuzzy, codes_ = EXPERIMENTS["fuzzy"], EXPERIMENTS["codes-fuzzy"]
+    codes_point = next(p for p in chosen_points(codes_, options) if p.axes["attention"] == "hyla")
+    write_rows(tmp_path / "codes-fuzzy.json", codes_, [codes_point.axes | row])
+    assert not made_elsewhere(ABLATION, point, "full", file_of)
+    write_rows(tmp_path / "fuzzy.json", fuzzy, [row | {"attention": "hyla"}])
+    (taken,) = made_elsewhere(ABLATION, point, "full", file_of)
+    assert (taken["row"], taken["paper_mean"]) == ("HYLA", 81.13)
+    assert not made_elsewhere(codes_, codes_point, "full", file_of)
+
+
+def _refuse(*_: object) -> None:
+    raise TimeUp
