@@ -57,7 +57,8 @@ def test_ends_of_an_axis_are_compared_in_every_group() -> None:
 def unknown(number: int, unknown_r2: float, known_r2: float) -> dict[str, Any]:
     axes = dict(EXPERIMENTS["fuzzy"].points()[number].axes)
     values = {"unknown terms": unknown_r2, "in distribution": known_r2}
-    return axes | {"measures": {k: {"mean": v, "standard_error": 1.0} for k, v in values.items()}}
+    seeds = {k: [v - 1.0, v, v + 1.0, None] for k, v in values.items()}  # the last has diverged
+    return axes | {"measures": {k: {"mean": v[1], "per_seed": v} for k, v in seeds.items()}}
 
 
 def test_unknown_terms_must_be_unsolved_everywhere() -> None:
@@ -69,6 +70,11 @@ def test_unknown_terms_must_be_unsolved_everywhere() -> None:
     assert judge(rows).outcome == "in part"
     assert judge([unknown(0, 90.0, 99.0)]).outcome == "not reproduced"
     assert judge([unknown(0, -5.0, -20.0)]).outcome == "in part"
+    rows[7] = unknown(7, -50.0, 90.0)
+    assert judge(rows).outcome == "reproduced"
+    rows[7]["measures"]["unknown terms"]["per_seed"][0] = 60.0  # one seed is enough
+    assert judge(rows).outcome == "in part"
+    assert "107 of 108 models" in judge(rows).evidence
 
 
 def test_a_comparison_that_is_missing_leaves_a_claim_open() -> None:
