@@ -12,6 +12,7 @@ from hyla.experiments import EXPERIMENTS
 from hyla.experiments.results import read_rows
 from hyla.experiments.runner import Options, chosen_points
 from hyla.experiments.search import populations
+from hyla.train.run import TimeUp
 from hyla.train.runs import folder_name
 
 
@@ -67,6 +68,36 @@ def reproduce(options: str, runs: Path, name: str = "heads") -> subprocess.Compl
     command = [sys.executable, "-m", "hyla.cli", "reproduce", name, "--scale", "smoke"]
     command += ["--only", "attention=linear", "--device", "cpu", "--runs", str(runs)]
     return subprocess.run([*command, *options.split()], capture_output=True, text=True)
+
+
+def test_a_row_of_other_runs_is_named_before_it_is_replaced(
+    hyla: Hyla, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hyla import cli
+
+    command = "reproduce heads --scale smoke --only attention=hyla heads=1 --device cpu --json"
+    cli.main([*command.split(), "--runs", str(hyla.folder)])
+    assert "made by" not in capsys.readouterr().err
+    cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
+    assert "made by `hyla reproduce heads --scale smoke`: trained anew" in capsys.readouterr().err
+    rows = read_rows(hyla.folder / "smoke" / "results" / "heads.json")
+    assert [row["precision"] for row in rows] == ["bf16"]
+
+
+def test_a_training_for_a_gpu_is_announced_on_a_cpu(
+    hyla: Hyla, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyla import cli
+
+    def stopped(*arguments: object, **options: object) -> None:
+        raise TimeUp("time is up")
+
+    monkeypatch.setattr("hyla.experiments.runner.train", stopped)
+    command = "reproduce heads --scale small --only attention=hyla heads=1 --device cpu"
+    cli.main([*command.split(), "--runs", str(hyla.folder)])
+    told = capsys.readouterr().err
+    assert "on one H200, far more on this CPU" in told
+    assert "the same command goes on" in told
 
 
 def test_processes_make_the_same_rows(tmp_path: Path) -> None:

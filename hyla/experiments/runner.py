@@ -31,6 +31,7 @@ from hyla.experiments.search import (
 from hyla.files import lock
 from hyla.train.config import RunConfig
 from hyla.train.loop import train
+from hyla.train.placement import find_devices
 from hyla.train.runs import folder_name, read_config, read_state
 from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
@@ -40,6 +41,7 @@ MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with tf32, of so many layers and tokens; seconds of compilation.
 H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.33e6, 4, 36)}
 COMPILATION = 30.0
+FOR_GPUS = ("paper", "small")  # scales
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,8 @@ def run_experiment(
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
+        if not done:
+            _caution(point, there, file, options, say)
         search = done[0].get("search", options.search) if done else options.search
         here = replace(options, search=search)
         runs = (kept(point, here) if experiment.keep else []) or trained(point, here, watcher)
@@ -178,6 +182,20 @@ def run_experiment(
                 keep(runs, options)
         rows += made
     return rows
+
+
+def _caution(
+    point: Point, rows: Sequence[Row], file: Path, options: Options, say: Callable[[str], None]
+) -> None:
+    """Tells what a user may not expect of a point that is to be trained."""
+    before = [row.get("command") for row in rows if is_at(row, point.axes)]
+    if before:
+        say(f"{file} has it, made by `{before[0]}`: trained anew as asked, and then replaced there")
+    if point.config is None or options.scale not in FOR_GPUS:
+        return
+    if find_devices(options.device, options.precision)[0].type == "cpu":
+        minutes = h200_seconds(point.config, options.search) / 60
+        say(f"about {minutes:.0f} minutes on one H200, far more on this CPU (--scale smoke: tiny)")
 
 
 def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> list[FinishedRun]:
