@@ -14,8 +14,9 @@ from test_report_rows import HOSTILE, hostile, rows_of, write_results
 
 from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.ablation import ROWS, title
 from hyla.experiments.declare import Figure
-from hyla.experiments.results import results_file
+from hyla.experiments.results import results_file, write_rows
 from hyla.experiments.scales import SCALES
 from hyla.report import load, render, write
 from hyla.report.drawn import Drawn
@@ -93,6 +94,26 @@ def test_an_attention_kind_has_one_colour() -> None:
     assert set(first) == {"softmax", "linear", "hyla"}
     assert len(set(first.values())) == 3
     assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 3)
+
+
+def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["ablation"]
+    rows = [row for row in rows_of(experiment) if row["row"] != "HYLA" or row["task"] != "SRAVEN"]
+    write_rows(tmp_path / "ablation.json", experiment, rows[3:])
+    found = load(tmp_path, tmp_path)[0]
+    assert (found.measured, found.points) == (22, 26)
+    (drawn,) = draw(experiment.figures[0], found.shown(experiment.figures[0]), experiment.axes)
+    assert drawn.table is not None
+    body = [[getattr(cell, "text", cell) for cell in line] for line in drawn.table.body]
+    assert [line[0] for line in body] == [title(*kinds) for kinds in ROWS]
+    assert body[0][1:3] == ["not measured", "63.3 ± 2.3"]
+    assert body[2][3:] == ["not measured", "69.1 ± 1.9"]
+    for panel, there in zip(drawn.panels, (10, 12), strict=True):
+        lengths = {t["name"]: (len(t["x"]), len(t["hovertext"])) for t in panel.data}
+        assert lengths["here"] == (there, there)
+        assert lengths["paper"] == (13, 13)
+    other = experiment.figures[1]
+    assert found.shown(other) == found.rows
 
 
 def test_a_table_marks_what_differs_from_the_paper() -> None:

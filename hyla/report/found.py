@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.declare import Claim, Experiment, Row, Verdict
+from hyla.experiments.declare import Claim, Experiment, Figure, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
 from hyla.experiments.results import is_at, read_rows, results_file
+from hyla.experiments.rows import paper_values
 from hyla.experiments.scales import points_at
+from hyla.report.tables import ONLY_PAPER
 
 DAMAGE = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
@@ -22,6 +24,7 @@ class Found:
 
     scale: of the rows; empty if there are none. file: the one they are in.
     points, measured: how many there are to be at this scale, and how many have a row.
+    in_paper: in the place of rows, what the paper has at points without any.
     problems: files and rows that could not be used, each in one line.
     """
 
@@ -31,8 +34,17 @@ class Found:
     file: Path | None = None
     points: int = 0
     measured: int = 0
+    in_paper: Sequence[Row] = ()
     problems: Sequence[str] = ()
     verdicts: Sequence[tuple[Claim, Verdict]] = field(default_factory=list)
+
+    def shown(self, figure: Figure) -> Sequence[Row]:
+        """The rows for a figure: for a table, with the paper's where there are none, in order."""
+        if figure.kind != "table":
+            return self.rows
+        places = [point.axes for point in self.experiment.points()]
+        both = [*self.rows, *self.in_paper]
+        return sorted(both, key=lambda row: [not is_at(row, place) for place in places])
 
 
 def load(results: Path, runs: Path) -> list[Found]:
@@ -50,11 +62,14 @@ def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
         file = results_file(experiment.name, scale, results, runs)
         rows = _rows(file, scale, problems)
         if rows:
-            points = [point.axes for point in points_at(experiment, scale)]
-            measured = sum(any(is_at(row, axes) for row in rows) for axes in points)
-            verdicts = _verdicts(experiment, rows)
-            return Found(experiment, scale, rows, file, len(points), measured, problems, verdicts)
-    points = [point.axes for point in points_at(experiment, experiment.scales[0])]
+            points = points_at(experiment, scale)
+            left = [p for p in points if not any(is_at(row, p.axes) for row in rows)]
+            return Found(
+                experiment, scale, rows, file, len(points), len(points) - len(left),
+                [dict(p.axes) | paper_values(p) | {ONLY_PAPER: True} for p in left if p.paper],
+                problems, _verdicts(experiment, rows),
+            )  # fmt: skip
+    points = points_at(experiment, experiment.scales[0])
     nothing = [(claim, NOT_MEASURED) for claim in experiment.claims]
     return Found(experiment, points=len(points), problems=problems, verdicts=nothing)
 

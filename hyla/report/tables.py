@@ -27,6 +27,7 @@ from hyla.report.text import at, hover, label, number, rounded, shown, spoken, w
 
 MARK = "†"
 FIRST_SEED_NOTE = f"{MARK} The grid was searched on the first seed only."
+ONLY_PAPER = "only_paper"  # marks what stands in the place of a row that is not there
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}
 SYMBOLS = {OURS: "circle", PAPER: "diamond", SINGLE: "circle"}
@@ -38,7 +39,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
 
     def check(row: Row) -> None:
         need(row, figure.x, figure.y)
-        if number(row.get("mean")) is None:
+        if number(row.get("mean")) is None and ONLY_PAPER not in row:
             raise MissingError("no mean")
 
     there = list(usable(drawn, rows, axes, check))
@@ -99,6 +100,9 @@ def against_paper(row: Row) -> float | None:
 def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
     if row is None:
         return ["not measured", ""] if papers else ["not measured"]
+    theirs = with_error(row.get("paper_mean"), row.get("paper_standard_error"))
+    if ONLY_PAPER in row:
+        return ["not measured", theirs]
     ours = marked_mean(row)
     errors = against_paper(row)
     mark = ""
@@ -106,9 +110,7 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
     if comparable and errors is not None and abs(errors) > ERRORS:
         mark = "above" if errors > 0 else "below"
     cell = Cell(ours, "\n".join(about.lines(row, axes, OURS, row)), mark)
-    if not papers:
-        return [cell]
-    return [cell, with_error(row.get("paper_mean"), row.get("paper_standard_error"))]
+    return [cell, theirs] if papers else [cell]
 
 
 def _dots(
@@ -116,7 +118,8 @@ def _dots(
 ) -> Panel:
     names = [label(shown(row[figure.x]), 24) for row in rows]
     ours = _dot(OURS, names, rows, "mean", "standard_error")
-    ours["hovertext"] = [hover(about.lines(row, axes, OURS, row)) for row in rows]
+    measured = [row for row in rows if ONLY_PAPER not in row]
+    ours["hovertext"] = [hover(about.lines(row, axes, OURS, row)) for row in measured]
     paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error")
     traces = [trace for trace in (_single(names, rows), paper, ours) if trace["x"]]
     for trace in traces:
