@@ -36,6 +36,12 @@ SAMPLES = 32
 Way = dict[str, str]  # an axis of the rows, which is an option of `collect_run` too
 FIXED: tuple[Way, ...] = ({"fixed": "context"}, {"fixed": "query"})
 KEYS: tuple[Way, ...] = ({"keys": "self"}, {"keys": "row"})
+IN_WORDS = {
+    "context": "inputs of the context fixed",
+    "query": "query fixed",
+    "self": "last token to itself",
+    "row": "last token to itself and the two panels before",
+}
 FUZZY_COLOURS = ("target", "formula", "term 1", "term 2")
 SRAVEN_COLOURS = ("target", "rule")
 
@@ -197,7 +203,8 @@ def decodable(*ways: Way) -> Judge:
 
 
 def _told(way: Way) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in way.items())
+    (value,) = way.values()
+    return IN_WORDS[value]
 
 
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
@@ -206,7 +213,11 @@ def related_are_similar(rows: Sequence[Row]) -> Verdict:
     found = [row for way in KEYS for row in rows if is_at(row, {**place, **way})]
     found = [row for row in found if row["measures"][RELATED]["mean"] is not None]
     pairs = [
-        (_measure(row, one), _measure(row, other), f"keys {row['keys']}, {one} against {other}")
+        (
+            _measure(row, one),
+            _measure(row, other),
+            f"{IN_WORDS[row['keys']]}, {one} against {other}",
+        )
         for row in found
         for one, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED))
     ]
@@ -237,16 +248,15 @@ def decoding_figure(title: str, way: Way, caption: str = "") -> Figure:
 
 def term_figures() -> list[Figure]:
     """Decoding of terms, both ways, and maps."""
-    ways = ("inputs of the context fixed, query varied", "query fixed")
     title = "F1 of decoding terms, fitted to functions of training, on held-out ones; "
     caption = "In term n, variable j is negated unless bit j of n is set, counted from 0."
-    found = [decoding_figure(title + t, way, caption) for t, way in zip(ways, FIXED, strict=True)]
+    found = [decoding_figure(title + _told(way), way, caption) for way in FIXED]
     return [*found, *maps_of(("target", "function", "term 1", "term 2"), FIXED[0])]
 
 
-def rule_figures(way: Way, keys: str) -> list[Figure]:
+def rule_figures(way: Way) -> list[Figure]:
     """Decoding of rules, maps and matrices, for some keys."""
-    title = f"F1 of decoding rules, fitted to tasks of training, on held-out ones; {keys}"
+    title = f"F1 of decoding rules, fitted to tasks of training, on held-out ones; {_told(way)}"
     matrices = {
         "similarity": "Cosine similarity of the mean codes of rules, last layer",
         "mean codes": "Mean code of each rule, by head",
@@ -256,7 +266,9 @@ def rule_figures(way: Way, keys: str) -> list[Figure]:
         decoding_figure(title, way),
         *maps_of(("rule", "target"), way),
         *(
-            Figure("matrix", f"{text}; {keys}", facet="attention", where={"what": what, **way})
+            Figure(
+                "matrix", f"{text}; {_told(way)}", facet="attention", where={"what": what, **way}
+            )
             for what, text in matrices.items()
         ),
     ]
@@ -291,10 +303,7 @@ CODES_SRAVEN = Experiment(
     axes=SRAVEN_AXES,
     keep=True,
     needs=("sklearn",),
-    figures=(
-        *rule_figures(KEYS[0], "the last token attending to itself"),
-        *rule_figures(KEYS[1], "to itself and to the two panels before it"),
-    ),
+    figures=tuple(figure for way in KEYS for figure in rule_figures(way)),
     claims=(
         Claim("Latent codes decode the rules of held-out tasks", decodable(*KEYS)),
         Claim("Related rules have similar codes", related_are_similar),
