@@ -43,7 +43,7 @@ HALF = {"dtype": torch.bfloat16}
         ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16, not 65 of 4"),
         ("tiles", (1, 2, 3, 129), {}, "at most 32 heads of size 128, not 3 of 129"),
         ("tiles", (1, 2, 33, 4), {}, "at most 32 heads of size 128, not 33 of 4"),
-        ("thin", (1, 2, 3, 4), {"kind": "hyla+deep"}, "a kind without the deep value network"),
+        ("thin", (1, 2, 3, 5), {"kind": "hyla+deep"}, "values of a size of at most 4 .*not 5"),
         ("tiles", (1, 2, 8, 64), {"kind": "hyla+deep"}, "heads x size of at most 512 .*not 8 x 64"),
         ("wide", (1, 2, 8, 64), {}, "bfloat16 or float16 tensors, not float32"),
         ("wide", (1, 2, 8, 48), HALF, "at most 16 heads of size 32 or 64, not 8 of .48, 48."),

@@ -17,28 +17,24 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 
 def assert_near_float64(
     batch: tuple[int, ...], queries: int, keys: int, heads: int, size: int, value_size: int,
-    kind: str, *, causal: bool = False, lengths: Tensor | None = None,
-    bias: Tensor | None = None, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5,
+    kind: str, *, causal: bool = False, lengths: Tensor | None = None, bias: Tensor | None = None,
+    deep: Tensor | None = None, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5,
 ) -> None:  # fmt: skip
     q = torch.randn(*batch, queries, heads, size).to(dtype)
     k = torch.randn(*batch, keys, heads, size).to(dtype)
     v = torch.randn(*batch, keys, heads, value_size).to(dtype)
     grad = torch.randn(*batch, queries, heads, value_size).to(dtype)
-    given = [q, k, v] if bias is None else [q, k, v, bias]
-    exact = [x.double().requires_grad_() for x in given]
-    given = [x.clone().requires_grad_() for x in given]
+    names = {"q": q, "k": k, "v": v, "bias": bias, "deep": None if deep is None else deep.to(dtype)}
+    there = {name: x for name, x in names.items() if x is not None}
+    exact = {name: x.double().requires_grad_() for name, x in there.items()}
+    given = {name: x.clone().requires_grad_() for name, x in there.items()}
     row = KINDS[kind]
     form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, 1e-6)
-    ours = fused.attend(
-        *given[:3], form, "thin", lengths=lengths, bias=given[3] if bias is not None else None
-    )
-    theirs = attend(
-        *exact[:3], kind=kind, causal=causal, lengths=lengths,
-        bias=exact[3] if bias is not None else None, backend="reference",
-    )  # fmt: skip
-    results = [ours, *torch.autograd.grad(ours, given, grad)]
-    wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.double())]
-    for name, result, truth in zip(("out", "q", "k", "v", "bias"), results, wanted, strict=False):
+    ours = fused.attend(**given, form=form, backend="thin", lengths=lengths)
+    theirs = attend(**exact, kind=kind, causal=causal, lengths=lengths, backend="reference")
+    results = [ours, *torch.autograd.grad(ours, list(given.values()), grad)]
+    wanted = [theirs, *torch.autograd.grad(theirs, list(exact.values()), grad.double())]
+    for name, result, truth in zip(("out", *there), results, wanted, strict=True):
         assert result.isfinite().all(), name
         error = (result.double() - truth).norm()
         assert error <= tolerance * truth.norm(), (name, float(error / truth.norm()))
@@ -54,6 +50,21 @@ def test_every_kind_is_near_float64(kind: str) -> None:
     bias[1, :, 2, 3] = -torch.inf
     bias[0, :, :, 4, 7:] = -torch.inf
     assert_near_float64((2, 19), 5, 11, 7, 8, 8, kind, bias=bias)
+
+
+@pytest.mark.parametrize("heads, value_size", [(16, 4), (8, 2), (7, 3), (5, 1)])
+def test_a_deep_value_network_is_near_float64(heads: int, value_size: int) -> None:
+    bias, deep = torch.randn(2, 1, heads, 5, 11), torch.randn(2, 1, heads, value_size, value_size)
+    bias[0, :, :, 4, 7:] = -torch.inf
+    place = (2, 19), 5, 11, heads, 4, value_size, "hyla+deep"
+    assert_near_float64(*place, bias=bias, deep=deep)
+    assert_near_float64(*place, bias=bias[:1], deep=deep)  # one bias for both members
+    assert_near_float64(*place, bias=bias.repeat(1, 19, 1, 1, 1), deep=deep)  # one a sequence
+    assert_near_float64(*place, deep=deep[0])
+    lengths = torch.tensor([[3], [0]]).expand(2, 19)
+    assert_near_float64(*place, causal=True, lengths=lengths, deep=deep)
+    half = torch.bfloat16
+    assert_near_float64(*place, bias=bias, deep=deep, dtype=half, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("causal", [False, True])

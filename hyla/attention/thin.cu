@@ -8,8 +8,8 @@
 //
 // The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, D, V (head sizes),
 // GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor), CHUNK,
-// NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, RELU, CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS,
-// and TYPE (0 float, 1 bfloat16, 2 float16).
+// NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (then MLP too), RELU, CAUSAL, BIAS,
+// BIAS_GRADIENT, LENGTHS, and TYPE (0 float, 1 bfloat16, 2 float16).
 // Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
 
 #define INFINITE __uint_as_float(0x7f800000u)
@@ -276,6 +276,33 @@ __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)
   }
 }
 
+// The matrices W_h of a deep value network, those of a lane together. Lanes of a group start in
+// different banks. Heads that are not there have zeros.
+constexpr int DEEP_LANE = (HL * V * V + 3) / 4 | 1;  // in units of 4 numbers
+constexpr int DEEP_UNITS = DEEP ? GROUP * DEEP_LANE : 1;
+
+__device__ inline void load_deep(float4* to, const number* deep, int member) {
+  if constexpr (!DEEP) return;
+  const number* from = deep + (size_t)member * HEADS * V * V;
+  for (int i = threadIdx.x; i < DEEP_UNITS * 4; i += WARPS * LANES) {
+    int within = i % (DEEP_LANE * 4), at = i / (DEEP_LANE * 4) * HL * V * V + within;
+    ((float*)to)[i] = within < HL * V * V && at < HEADS * V * V ? widen(from[at]) : 0.f;
+  }
+}
+
+// W_h of head h of a lane.
+__device__ inline void read_matrix(float (&w)[V * V], const float4* lane, int h) {
+#pragma unroll
+  for (int i = 0; i < V * V; i++) {
+    if constexpr (V % 2 == 0) {
+      float4 part = lane[(h * V * V + i) / 4];
+      w[i] = i % 4 == 0 ? part.x : i % 4 == 1 ? part.y : i % 4 == 2 ? part.z : part.w;
+    } else {
+      w[i] = ((const float*)lane)[h * V * V + i];
+    }
+  }
+}
+
 // A NaN stays one, which fmaxf would hide.
 __device__ inline float phi(float x) {
   if constexpr (!RELU) return x;
@@ -287,6 +314,23 @@ __device__ inline float phi(float x) {
 #endif
 }
 __device__ inline float slope(float x) { return !RELU || x > 0.f ? 1.f : 0.f; }
+
+// The second hidden layer before its nonlinearity, sum_h a_h W_h z, and wide_h = W_h z.
+__device__ inline void second_layer(float (&last)[V], float (&wide)[HL * V], const float (&a)[HL],
+                                    const float (&z)[V], const float4* deep) {
+#pragma unroll
+  for (int h = 0; h < HL; h++) {
+    float w[V * V];
+    read_matrix(w, deep, h);
+#pragma unroll
+    for (int u = 0; u < V; u++) {
+      wide[h * V + u] = 0.f;
+#pragma unroll
+      for (int c = 0; c < V; c++) wide[h * V + u] += w[u * V + c] * z[c];
+    }
+  }
+  mix(last, a, wide);
+}
 
 // What flows back to the code of a pair, da_h. For the value network of HYLA also dz.
 __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const float (&a)[HL],
@@ -308,6 +352,41 @@ __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const floa
       if constexpr (MLP) da[h] += v[h * V + c] * dz[c];
     }
   }
+}
+
+// The same for a deep value network; also its first hidden layer z, and what flows back to the
+// second, dlast.
+__device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float (&dlast)[V], float (&z)[V],
+                                          const float (&a)[HL], const float (&v)[HL * V],
+                                          const float (&grad)[HL * V], const float4* deep) {
+  float last[V], wide[HL * V], back[V] = {};
+  mix(z, a, v);
+#pragma unroll
+  for (int c = 0; c < V; c++) z[c] = phi(z[c]);
+  second_layer(last, wide, a, z, deep);
+  mix(dlast, a, grad);
+#pragma unroll
+  for (int c = 0; c < V; c++) dlast[c] *= slope(last[c]), last[c] = phi(last[c]);
+#pragma unroll
+  for (int h = 0; h < HL; h++) {
+    float w[V * V];
+    read_matrix(w, deep, h);
+    da[h] = 0.f;
+#pragma unroll
+    for (int c = 0; c < V; c++) {
+      da[h] += grad[h * V + c] * last[c] + wide[h * V + c] * dlast[c];
+      float sum = 0.f;
+#pragma unroll
+      for (int u = 0; u < V; u++) sum += w[u * V + c] * dlast[u];
+      back[c] += a[h] * sum;
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < V; c++) dz[c] = sum_over_group(back[c]) * slope(z[c]);
+#pragma unroll
+  for (int h = 0; h < HL; h++)
+#pragma unroll
+    for (int c = 0; c < V; c++) da[h] += v[h * V + c] * dz[c];
 }
 
 // From the gradient of the code to that of the scores, in its place.
@@ -372,9 +451,12 @@ __device__ inline bool sees(int queries, int keys, int query, int key, int lengt
 #if KERNEL == 0
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     forward(const number* q, const number* k, const number* v, const float* bias, const int* lengths,
-            number* out, float* lse, int per_member, int queries, int keys, double scale, double eps) {
+            const number* deep, number* out, float* lse, int per_member, int queries, int keys,
+            double scale, double eps) {
   __shared__ Columns buffers[2];
+  __shared__ float4 matrices[DEEP_UNITS];
   Place p = find_place(per_member);
+  load_deep(matrices, deep, p.member);
   int length = LENGTHS && p.exists ? lengths[p.n] : keys;
   float q_row[ROWS][HL * D], o[ROWS][HL * V] = {};
   float top[ROWS][HL], total[ROWS][HL];  // of the softmax; then top holds the log-sum-exp
@@ -434,6 +516,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
         for (int r = 0; r < ROWS; r++) {
           float z[V];
           if constexpr (MLP) mix(z, a[r], v_column);
+          if constexpr (DEEP) {
+            float first[V], wide[HL * V];
+#pragma unroll
+            for (int c = 0; c < V; c++) first[c] = phi(z[c]);
+            second_layer(z, wide, a[r], first, matrices + p.group * DEEP_LANE);
+          }
 #pragma unroll
           for (int c = 0; c < V; c++)
 #pragma unroll
@@ -466,18 +554,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 
 #elif KERNEL == 1
 // dq, for the softmax also delta = sum_k a da; with BIAS_GRADIENT, that of the bias summed over
-// the sequences of each warp: [block][query][key][head].
+// the sequences of each warp: [block][query][key][head]; with DEEP, that of the matrices summed over
+// them and over keys: [block][query][head][V][V].
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     query_gradient(const number* grad, const number* q, const number* k, const number* v,
-                   const float* bias, const int* lengths, const float* lse, number* dq, float* delta,
-                   float* bias_gradient, int per_member, int queries, int keys, double scale, double eps) {
+                   const float* bias, const int* lengths, const number* deep, const float* lse, number* dq,
+                   float* delta, float* bias_gradient, float* deep_gradient, int per_member, int queries,
+                   int keys, double scale, double eps) {
   __shared__ Columns buffers[2];
+  __shared__ float4 matrices[DEEP_UNITS];
   Place p = find_place(per_member);
+  load_deep(matrices, deep, p.member);
   int length = LENGTHS && p.exists ? lengths[p.n] : keys;
   int query = min(p.row, queries - 1);
   bool exists = p.exists && p.row < queries;
   size_t token = (size_t)p.n * queries + query;
   float q_row[HL * D], grad_row[HL * V], dq_row[HL * D] = {}, lse_row[HL] = {}, delta_row[HL] = {};
+  float ddeep[DEEP ? HL * V * V : 1] = {};
   load_heads<D>(q_row, q + token * HEADS * D, p.group, exists, (float)scale);
   load_heads<V>(grad_row, grad + token * HEADS * V, p.group, exists);
   if constexpr (NORMALISER == 2) {
@@ -510,18 +603,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       int columns = min(CHUNK, end - start);
       for (int column = 0; column < columns; column++) {
         int key = start + column;
-        float k_column[HL * D], v_column[HL * V], a[HL], da[HL], dz[V];
+        float k_column[HL * D], v_column[HL * V], a[HL], da[HL], dz[V], dlast[V], z[V];
         read(k_column, given.d + (column * LANES + p.lane) * UNITS<D>);
         read(v_column, given.v + (column * LANES + p.lane) * UNITS<V>);
         Pair pair(given.bias + (column * BLOCK_ROWS + p.row % BLOCK_ROWS) * HEADS, p.group,
                   sees(queries, keys, query, key, length));
         scores(a, q_row, k_column, pair);
         float r = normalise(a, pair, lse_row, (float)eps);
-        code_gradient(da, dz, a, v_column, grad_row);
+        if constexpr (DEEP)
+          deep_code_gradient(da, dz, dlast, z, a, v_column, grad_row, matrices + p.group * DEEP_LANE);
+        else
+          code_gradient(da, dz, a, v_column, grad_row);
         if (pass == 0) {
 #pragma unroll
           for (int h = 0; h < HL; h++) delta_row[h] += a[h] * da[h];
           continue;
+        }
+        if constexpr (DEEP) {
+#pragma unroll
+          for (int h = 0; h < HL; h++)
+#pragma unroll
+            for (int u = 0; u < V; u++)
+#pragma unroll
+              for (int c = 0; c < V; c++) ddeep[(h * V + u) * V + c] += a[h] * dlast[u] * z[c];
         }
         score_gradient(da, a, pair, r, (float)eps, delta_row);
 #pragma unroll
@@ -533,6 +637,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
                              da, p.lane);
       }
       __syncthreads();
+    }
+  }
+  if constexpr (DEEP) {
+    float* out = deep_gradient + ((size_t)blockIdx.x * queries + query) * HEADS * V * V + p.group * HL * V * V;
+#pragma unroll
+    for (int i = 0; i < HL * V * V; i++) {
+#pragma unroll
+      for (int step = GROUP; step < LANES; step *= 2) ddeep[i] += __shfl_xor_sync(0xffffffffu, ddeep[i], step);
+      bool writes = p.lane < GROUP && p.row < queries && p.group * HL * V * V + i < HEADS * V * V;
+      if (writes) out[i] = ddeep[i];
     }
   }
   if (!exists) return;
@@ -548,10 +662,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 // dk and dv: rows are keys, and the queries pass by.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     key_gradient(const number* grad, const number* q, const number* k, const number* v,
-                 const float* bias, const int* lengths, const float* lse, const float* delta, number* dk,
-                 number* dv, int per_member, int queries, int keys, double scale, double eps) {
+                 const float* bias, const int* lengths, const number* deep, const float* lse,
+                 const float* delta, number* dk, number* dv, int per_member, int queries, int keys,
+                 double scale, double eps) {
   __shared__ Columns buffers[2];
+  __shared__ float4 matrices[DEEP_UNITS];
   Place p = find_place(per_member);
+  load_deep(matrices, deep, p.member);
   int length = LENGTHS && p.exists ? lengths[p.n] : keys;
   int key = min(p.row, keys - 1);
   bool exists = p.exists && p.row < keys;
@@ -581,6 +698,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     for (int column = 0; column < columns; column++) {
       int query = start + column;
       float q_column[HL * D], grad_column[HL * V], a[HL], da[HL], dz[V], lse_pair[HL], delta_pair[HL];
+      float dlast[V], z[V];
       read(q_column, given.d + (column * LANES + p.lane) * UNITS<D>);
       read(grad_column, given.v + (column * LANES + p.lane) * UNITS<V>);
       if constexpr (NORMALISER == 2) {
@@ -592,7 +710,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
                 sees(queries, keys, query, key, length));
       scores(a, q_column, k_row, pair);
       float r = normalise(a, pair, lse_pair, (float)eps);
-      code_gradient(da, dz, a, v_row, grad_column);
+      if constexpr (DEEP)
+        deep_code_gradient(da, dz, dlast, z, a, v_row, grad_column, matrices + p.group * DEEP_LANE);
+      else
+        code_gradient(da, dz, a, v_row, grad_column);
       score_gradient(da, a, pair, r, (float)eps, delta_pair);
 #pragma unroll
       for (int h = 0; h < HL; h++) {

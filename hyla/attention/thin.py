@@ -20,12 +20,16 @@ KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
 # warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. In
-# fp32 the forward wants fewer numbers in a thread.
+# fp32 the forward wants fewer numbers in a thread. With a deep value network threads hold more
+# besides, query_gradient the gradient of its matrices: nothing is spilled, but it is not timed yet.
 TUNING = {
     "forward": (32, 3, 4, 2, 4),
     "forward_fp32": (16, 3, 4, 3, 4),
     "query_gradient": (16, 1, 4, 4, 4),
     "key_gradient": (16, 1, 4, 4, 4),
+    "forward_deep": (16, 2, 4, 3, 4),
+    "query_gradient_deep": (16, 1, 4, 2, 4),
+    "key_gradient_deep": (16, 1, 4, 3, 4),
 }
 
 
@@ -34,12 +38,17 @@ class _Problem:
 
     def __init__(self, call: Call) -> None:
         self.q, self.k, self.v = (aligned(x) for x in call[:3])
+        sets = [x.shape[0] for x in (call.bias, call.deep) if x is not None]
+        self.members = max(sets, default=1)
         # A thread wants the heads of a pair side by side.
-        bias = call.bias
-        self.bias = None if bias is None else aligned(bias.permute(0, 2, 3, 1))
+        self.bias = None if call.bias is None else self._of_members(call.bias.permute(0, 2, 3, 1))
+        self.deep = None if call.deep is None else self._of_members(call.deep)
         self.lengths = call.lengths
-        self.members = 1 if bias is None else bias.shape[0]
         self.form = call.form
+
+    def _of_members(self, sets: Tensor) -> Tensor:
+        """One set for each member; where there are fewer, each is of as many that lie together."""
+        return aligned(sets.repeat_interleave(self.members // sets.shape[0], 0))
 
     def blocks(self, name: str) -> int:
         """How many groups of sequences a kernel is launched for; none of them mixes members."""
@@ -56,12 +65,14 @@ class _Problem:
         held, width = -(-heads // group), self.q.element_size()
         units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
         token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * heads)
+        deep_bytes = 0 if self.deep is None else 16 * group * (-(-held * value_size**2 // 4) | 1)
         defines = {
             "KERNEL": KERNELS.index(name), "HEADS": heads, "D": size, "V": value_size,
             "GROUP": group, "ROWS": rows, "WARPS": warps, "BLOCKS": blocks,
-            "CHUNK": max(1, min(chunk, SHARED_BYTES // token_bytes)),
+            "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
             "NORMALISER": NORMALISERS.index(self.form.normaliser),
-            "MLP": self.form.value_network == "mlp", "RELU": self.form.relu,
+            "MLP": self.form.value_network != "linear", "DEEP": self.deep is not None,
+            "RELU": self.form.relu,
             "CAUSAL": self.form.causal, "BIAS": self.bias is not None,
             "BIAS_GRADIENT": bias_gradient, "LENGTHS": self.lengths is not None,
             "TYPE": TYPES.index(self.q.dtype),
@@ -80,15 +91,15 @@ class _Problem:
         return group
 
     def _tuning(self, name: str) -> tuple[int, int, int, int, int]:
+        if self.deep is not None:
+            return TUNING[f"{name}_deep"]
         fp32 = name == "forward" and self.q.dtype == torch.float32
         return TUNING["forward_fp32" if fp32 else name]
 
     def pointers(self) -> tuple[Tensor, ...]:
         # An absent tensor still needs a pointer; the kernel does not look at it.
-        return (
-            self.q, self.k, self.v, self.q if self.bias is None else self.bias,
-            self.q if self.lengths is None else self.lengths,
-        )  # fmt: skip
+        optional = (self.bias, self.lengths, self.deep)
+        return (self.q, self.k, self.v, *(self.q if x is None else x for x in optional))
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -105,23 +116,35 @@ def forward(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def backward(
     call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: Tensor | None, *, need_bias: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-    """The gradients of q, k, v and, if needed, of the bias."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
     problem = _Problem(call)
     grad = aligned(grad_NQHV)
     dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
-    # Each block adds the gradient of the bias over its own sequences; PyTorch adds the rest.
-    parts = dq
+    # Each block adds the gradients of bias and deep over its own sequences; PyTorch adds the rest.
+    blocks = problem.blocks("query_gradient")
+    bias_parts = deep_parts = dq
     if need_bias:
         assert problem.bias is not None
-        blocks = problem.blocks("query_gradient")
-        parts = fused.empty((blocks, *problem.bias.shape[1:]), dq, torch.float32)
+        bias_parts = fused.empty((blocks, *problem.bias.shape[1:]), dq, torch.float32)
+    if problem.deep is not None:
+        shape = (blocks, dq.shape[1], *problem.deep.shape[1:])
+        deep_parts = fused.empty(shape, dq, torch.float32)
     lse_or_any = dq if lse is None else aligned(lse)
     delta = dq if lse is None else fused.empty(lse.shape, lse)
     inputs = (grad, *problem.pointers(), lse_or_any)
-    problem.launch("query_gradient", [*inputs, dq, delta, parts], bias_gradient=need_bias)
+    outputs = (dq, delta, bias_parts, deep_parts)
+    problem.launch("query_gradient", [*inputs, *outputs], bias_gradient=need_bias)
     problem.launch("key_gradient", [*inputs, delta, dk, dv])
-    if not need_bias:
-        return dq, dk, dv, None, None
-    parts_MBQKH = parts.unflatten(0, (problem.members, -1))
-    return dq, dk, dv, parts_MBQKH.sum(dim=1).permute(0, 3, 1, 2), None
+    dbias = ddeep = None
+    if need_bias:
+        assert call.bias is not None
+        dbias = _added(bias_parts, call.bias.shape[0]).permute(0, 3, 1, 2)
+    if call.deep is not None:
+        ddeep = _added(deep_parts.sum(dim=1), call.deep.shape[0]).to(call.deep.dtype)
+    return dq, dk, dv, dbias, ddeep
+
+
+def _added(parts: Tensor, sets: int) -> Tensor:
+    """The sum of what blocks have added up, for each of the sets that were given."""
+    return parts.unflatten(0, (sets, -1)).sum(dim=1)
