@@ -79,7 +79,7 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
     cli.main([*command.split(), "--runs", str(hyla.folder)])
     assert "made by" not in capsys.readouterr().err
     cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
-    assert "made by `hyla reproduce heads --scale smoke`: trained anew" in capsys.readouterr().err
+    assert "made by `hyla reproduce heads --scale smoke`: made anew" in capsys.readouterr().err
     rows = read_rows(hyla.folder / "smoke" / "results" / "heads.json")
     assert [row["precision"] for row in rows] == ["bf16"]
 

@@ -231,6 +231,11 @@ def test_kept_models_are_analysed_again_without_their_runs(
     again = run_experiment(experiment, replace(options, again=True))
     assert not list((tmp_path / "runs").rglob("config.json"))
     assert again == rows
+    # Nor are they needed, or a device to train on, where the rows are gone.
+    (tmp_path / "results" / "codes-fuzzy.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "find_devices", None)
+        assert run_experiment(experiment, options) == rows
     # The choice is another one now: so is what is kept.
     shutil.rmtree(tmp_path / "results")
     runs = trained(chosen_points(experiment, options)[0], options, Watcher)

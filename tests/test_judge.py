@@ -68,6 +68,7 @@ def test_unknown_terms_must_be_unsolved_everywhere() -> None:
     assert judge(rows[:3]).outcome == "in part"
     rows[7] = unknown(7, 40.0, 50.0)
     assert judge(rows).outcome == "in part"
+    assert judge([unknown(i, 90.0, 99.0) for i in range(36)]).outcome == "not reproduced"
     assert judge([unknown(0, 90.0, 99.0)]).outcome == "not reproduced"
     assert judge([unknown(0, -5.0, -20.0)]).outcome == "in part"
     rows[7] = unknown(7, -50.0, 90.0)
@@ -75,6 +76,9 @@ def test_unknown_terms_must_be_unsolved_everywhere() -> None:
     rows[7]["measures"]["unknown terms"]["per_seed"][0] = 60.0  # one seed is enough
     assert judge(rows).outcome == "in part"
     assert "107 of 108 models" in judge(rows).evidence
+    for odd in (None, [], [1.0]):
+        rows[8]["measures"]["unknown terms"]["per_seed"] = odd
+        assert "104 of 105 models (35 of 36 points)" in judge(rows).evidence
 
 
 def test_a_comparison_that_is_missing_leaves_a_claim_open() -> None:
@@ -93,6 +97,7 @@ def test_the_papers_own_table_by_the_same_criterion() -> None:
     assert outcomes == [
         ("HYLA generalises better t", "reproduced"),
         ("RMSHead and the nonlinear", "in part"),
+        ("The full HYLA model gener", "in part"),
         ("RMSHead, alone or with we", "in part"),
         ("A deeper value network ge", "reproduced"),
         ("With softmax in the place", "in part"),
@@ -109,6 +114,7 @@ def test_the_papers_own_table_by_the_same_criterion() -> None:
     assert compared == [
         ["HYLA and Softmax attention", "HYLA and Linear attention"],
         ["HYLA and HYLA - RMSHead", "HYLA and HYLA - nonlinearity"],
+        ["HYLA and Linear attention + RMSHead", "HYLA and HYLA - nonlinearity"],
         [
             "Linear attention + RMSHead and Linear attention",
             "HYLA - nonlinearity and Linear attention",

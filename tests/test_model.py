@@ -81,6 +81,19 @@ def test_experts_outside_the_top_k_get_no_gradient() -> None:
     assert (moe.down.grad.abs().sum(dim=(1, 2)) > 0).equal(used)
 
 
+def test_a_seed_is_the_same_model_with_every_version_of_pytorch() -> None:
+    model = build(sraven_model(), seed=0)
+    weights = model.blocks[0].attention.query.weight[:2, :3]
+    expected = torch.tensor(
+        [[-0.0084324, -0.1660284, -0.0759659], [-0.1294427, 0.0017716, 0.1161143]]
+    )
+    assert torch.allclose(weights, expected, atol=1e-6)
+    norm = (
+        torch.stack([p.detach().double().square().sum() for p in model.parameters()]).sum().sqrt()
+    )
+    assert float(norm) == pytest.approx(64.57422121721243, rel=1e-6)
+
+
 def test_initialisation_is_lecun_everywhere() -> None:
     config = ModelConfig(**(SMALL | {"width": 211, "hidden_size": 307, "input_size": 101}))
     model = build(config, seed=0)

@@ -100,9 +100,9 @@ def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["ablation"]
     rows = [row for row in rows_of(experiment) if row["row"] != "HYLA" or row["task"] != "SRAVEN"]
     write_rows(tmp_path / "ablation.json", experiment, rows[3:])
-    found = load(tmp_path, tmp_path)[0]
+    (found,) = (one for one in load(tmp_path, tmp_path) if one.experiment is experiment)
     assert (found.measured, found.points) == (22, 26)
-    (drawn,) = draw(experiment.figures[0], found.shown(experiment.figures[0]), experiment.axes)
+    (drawn,) = draw(experiment.figures[0], found.rows_for(experiment.figures[0]), experiment.axes)
     assert drawn.table is not None
     body = [[getattr(cell, "text", cell) for cell in line] for line in drawn.table.body]
     assert [line[0] for line in body] == [title(*kinds) for kinds in ROWS]
@@ -113,7 +113,7 @@ def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
         assert lengths["here"] == (there, there)
         assert lengths["paper"] == (13, 13)
     other = experiment.figures[1]
-    assert found.shown(other) == found.rows
+    assert found.rows_for(other) == found.rows
 
 
 def test_a_table_marks_what_differs_from_the_paper() -> None:

@@ -31,7 +31,7 @@ def collect(
     model: Transformer,
     task: FuzzyLogicConfig | SravenConfig,
     split: str,
-    instances: int,
+    instances: int | Tensor,
     *,
     seed: int,
     first_instance: int = FIRST_EVALUATION_INSTANCE,
@@ -43,6 +43,7 @@ def collect(
 ) -> Codes:
     """The codes of the last token attending to itself, for instances of a split under a seed.
 
+    instances: how many, or a tensor of their numbers.
     first_instance: the number of the first one; by default one that no training reaches.
     fixed, of fuzzy logic: all instances share the inputs of the "context" or of the "query".
     keys, of SRAVEN: "row" puts the scores on the two panels before, at the same feature, in front
@@ -63,11 +64,10 @@ def collect(
     if next(model.parameters()).device != place:
         model = copy.deepcopy(model).to(place)
     make, names = _maker(model, task, split, seed, place, fixed, keys, permute)
+    if isinstance(instances, int):
+        instances = torch.arange(first_instance, first_instance + instances)
     with torch.no_grad():
-        parts = [
-            make(range(first_instance + start, first_instance + min(start + batch, instances)))
-            for start in range(0, instances, batch)
-        ]
+        parts = [make(numbers) for numbers in instances.split(batch)]
     labels = {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
     codes = np.concatenate([part[0] for part in parts], axis=1)
     return Codes(codes, tuple(range(len(codes))), labels, names)
@@ -82,7 +82,7 @@ def _maker(
     fixed: str | None,
     keys: str,
     permute: bool,
-) -> tuple[Callable[[range], Part], dict[str, tuple[str, ...]]]:
+) -> tuple[Callable[[Tensor], Part], dict[str, tuple[str, ...]]]:
     """What makes codes and labels of instance numbers, and the names of the labels' values."""
     if isinstance(task, SravenConfig):
         if fixed is not None:
@@ -100,7 +100,7 @@ def collect_run(
     folder: Path | str,
     member: int,
     split: str,
-    instances: int,
+    instances: int | Tensor,
     *,
     step: int | None = None,
     first_instance: int = FIRST_EVALUATION_INSTANCE,
@@ -147,10 +147,11 @@ def check_member(member: int, members: int) -> None:
         raise bad_value("member", member, f"a whole number from 0 to {members - 1}")
 
 
-def _check(model: Transformer, instances: int, batch: int, keys: str) -> None:
+def _check(model: Transformer, instances: int | Tensor, batch: int, keys: str) -> None:
     if model.norm.weight.ndim != 1:
         raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
-    for name, value in (("instances", instances), ("batch", batch)):
+    count = instances if isinstance(instances, int) else len(instances)
+    for name, value in (("instances", count), ("batch", batch)):
         if value < 1:
             raise bad_value(name, value, "a whole number of at least 1")
     if keys not in KEYS:
@@ -158,7 +159,7 @@ def _check(model: Transformer, instances: int, batch: int, keys: str) -> None:
 
 
 def _fuzzy_logic(
-    model: Transformer, task: FuzzyLogic, split: str, fixed: str | None, index: range
+    model: Transformer, task: FuzzyLogic, split: str, fixed: str | None, index: Tensor
 ) -> Part:
     batch = task.batch(split, index, fixed=fixed)
     inputs = batch.inputs.to(model.norm.weight.dtype)
@@ -187,7 +188,7 @@ def _rank(terms: Sequence[int]) -> int:
     return sum(comb(term, place) for place, term in enumerate(sorted(terms), start=1))
 
 
-def _sraven(model: Transformer, task: Sraven, split: str, keys: str, index: range) -> Part:
+def _sraven(model: Transformer, task: Sraven, split: str, keys: str, index: Tensor) -> Part:
     batch, features = task.batch(split, index), task.config.features
     inputs = batch.inputs.to(model.norm.weight.dtype)
     # The slot of each column that shows the feature of the last slot; itself in the last column.

@@ -109,6 +109,10 @@ ABLATION = Experiment(
             better((HYLA, title("hyla-rms_head")), (HYLA, title("hyla-nonlinearity"))),
         ),
         Claim(
+            "The full HYLA model generally performs best (against the ablations said to help)",
+            better((HYLA, title("linear+rms_head")), (HYLA, title("hyla-nonlinearity"))),
+        ),
+        Claim(
             "RMSHead, alone or with weighted output projections, helps linear attention",
             better((title("linear+rms_head"), LINEAR), (title("hyla-nonlinearity"), LINEAR)),
         ),

@@ -68,6 +68,7 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     )
     holds = [errors > ERRORS for _, errors in gaps]
     tends = [errors > TENDENCY for _, errors in gaps]
+    evidence = f"{sum(holds)} of {len(pairs)} hold: {evidence}"
     if len(there) == len(pairs):
         return Verdict(outcome(holds, tends), evidence)
     evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"

@@ -46,7 +46,7 @@ def write_rows(path: Path, experiment: Experiment, rows: Sequence[Row]) -> None:
 
     points = [point.axes for point in experiment.points()]
     kept = {place(row): row for row in read_rows(path)} | {place(row): row for row in rows}
-    ordered = sorted(kept.values(), key=lambda row: _first(points, row))
+    ordered = sorted(kept.values(), key=lambda row: place_of(row, points))
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(to_json(row) for row in ordered)
     with new_file(path, overwrite=True) as handle:
@@ -58,5 +58,6 @@ def is_at(row: Row, axes: Axes) -> bool:
     return all(row.get(axis) == value for axis, value in axes.items())
 
 
-def _first(points: Sequence[Axes], row: Row) -> int:
+def place_of(row: Row, points: Sequence[Axes]) -> int:
+    """The number of the first point that a row belongs to; after all, if to none."""
     return next((i for i, axes in enumerate(points) if is_at(row, axes)), len(points))

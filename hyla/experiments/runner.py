@@ -21,7 +21,7 @@ from hyla.experiments.rows import (
     provenance,
     untrained,
 )
-from hyla.experiments.scales import points_at
+from hyla.experiments.scales import FOR_GPUS, points_at
 from hyla.experiments.search import (
     SEARCHES,
     models,
@@ -41,7 +41,6 @@ MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with tf32, of so many layers and tokens; seconds of compilation.
 H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.33e6, 4, 36)}
 COMPILATION = 30.0
-FOR_GPUS = ("paper", "small")  # scales
 
 
 @dataclass(frozen=True)
@@ -165,11 +164,13 @@ def run_experiment(
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
-        if not done:
-            _caution(point, there, file, options, say)
+        before = [row.get("command") for row in there if is_at(row, point.axes)]
+        if before and not done:
+            say(f"{file} has it, made by `{before[0]}`: made anew as asked, and then replaced")
         search = done[0].get("search", options.search) if done else options.search
         here = replace(options, search=search)
-        runs = (kept(point, here) if experiment.keep else []) or trained(point, here, watcher)
+        runs = kept(point, here) if experiment.keep else []
+        runs = runs or trained(point, here, watcher, say)
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
@@ -184,21 +185,12 @@ def run_experiment(
     return rows
 
 
-def _caution(
-    point: Point, rows: Sequence[Row], file: Path, options: Options, say: Callable[[str], None]
-) -> None:
-    """Tells what a user may not expect of a point that is to be trained."""
-    before = [row.get("command") for row in rows if is_at(row, point.axes)]
-    if before:
-        say(f"{file} has it, made by `{before[0]}`: trained anew as asked, and then replaced there")
-    if point.config is None or options.scale not in FOR_GPUS:
-        return
-    if find_devices(options.device, options.precision)[0].type == "cpu":
-        minutes = h200_seconds(point.config, options.search) / 60
-        say(f"about {minutes:.0f} minutes on one H200, far more on this CPU (--scale smoke: tiny)")
-
-
-def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> list[FinishedRun]:
+def trained(
+    point: Point,
+    options: Options,
+    watcher: Callable[[], Watcher],
+    say: Callable[[str], None] = lambda text: None,
+) -> list[FinishedRun]:
     """The finished runs of a point, trained as far as they were not."""
     if point.config is None:
         return []
@@ -207,6 +199,10 @@ def trained(point: Point, options: Options, watcher: Callable[[], Watcher]) -> l
         path = options.runs / options.scale / folder_name(config)
         found = finished(path, config)
         if found is None:
+            devices = find_devices(options.device, options.precision)
+            if devices[0].type == "cpu" and options.scale in FOR_GPUS:
+                minutes = h200_seconds(config, "full") / 60
+                say(f"{minutes:.0f} min on one H200, far more on this CPU (--scale smoke: tiny)")
             watching = watcher()
             try:
                 train(

@@ -13,6 +13,7 @@ SCALES = {
     "demo": "a reduced task of its own, for two CPU cores and minutes",
     "smoke": "a few steps of tiny models: shows that everything works, nothing else",
 }
+FOR_GPUS = ("paper", "small")
 SMALL_PART = 10
 SMALL_EVALUATION = 10_240
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Experiment, Figure, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
-from hyla.experiments.results import is_at, read_rows, results_file
+from hyla.experiments.results import is_at, place_of, read_rows, results_file
 from hyla.experiments.rows import paper_values
 from hyla.experiments.scales import points_at
 from hyla.report.tables import ONLY_PAPER
@@ -38,13 +38,12 @@ class Found:
     problems: Sequence[str] = ()
     verdicts: Sequence[tuple[Claim, Verdict]] = field(default_factory=list)
 
-    def shown(self, figure: Figure) -> Sequence[Row]:
+    def rows_for(self, figure: Figure) -> Sequence[Row]:
         """The rows for a figure: for a table, with the paper's where there are none, in order."""
         if figure.kind != "table":
             return self.rows
-        places = [point.axes for point in self.experiment.points()]
-        both = [*self.rows, *self.in_paper]
-        return sorted(both, key=lambda row: [not is_at(row, place) for place in places])
+        points = [point.axes for point in self.experiment.points()]
+        return sorted([*self.rows, *self.in_paper], key=lambda row: place_of(row, points))
 
 
 def load(results: Path, runs: Path) -> list[Found]:
@@ -64,11 +63,18 @@ def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
         if rows:
             points = points_at(experiment, scale)
             left = [p for p in points if not any(is_at(row, p.axes) for row in rows)]
+            known = [point for point in left if point.paper and scale == "paper"]
             return Found(
-                experiment, scale, rows, file, len(points), len(points) - len(left),
-                [dict(p.axes) | paper_values(p) | {ONLY_PAPER: True} for p in left if p.paper],
-                problems, _verdicts(experiment, rows),
-            )  # fmt: skip
+                experiment,
+                scale,
+                rows,
+                file,
+                points=len(points),
+                measured=len(points) - len(left),
+                in_paper=[{**p.axes, **paper_values(p), ONLY_PAPER: True} for p in known],
+                problems=problems,
+                verdicts=_verdicts(experiment, rows),
+            )
     points = points_at(experiment, experiment.scales[0])
     nothing = [(claim, NOT_MEASURED) for claim in experiment.claims]
     return Found(experiment, points=len(points), problems=problems, verdicts=nothing)

@@ -97,7 +97,7 @@ def _figures(found: Found, plots: Plots) -> list[str]:
 def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
     """One declared figure, or the place where it will be."""
     try:
-        drawings = draw(declared, found.shown(declared), found.experiment.axes)
+        drawings = draw(declared, found.rows_for(declared), found.experiment.axes)
     except DAMAGE as error:  # a row so odd that no check has seen it
         reason = f"the rows could not be drawn ({type(error).__name__}: {error})"
         drawings = [Drawn(declared.title, skipped=[reason])]

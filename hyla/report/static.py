@@ -55,7 +55,7 @@ def draw_figures(found: Sequence[Found], folder: Path) -> list[Path]:
 
 def _drawn(figure: Declared, found: Found) -> Drawn | None:
     try:
-        drawn = draw(figure, found.shown(figure), found.experiment.axes)[0]
+        drawn = draw(figure, found.rows_for(figure), found.experiment.axes)[0]
     except DAMAGE:  # the page says so
         return None
     return drawn if drawn.panels else None

@@ -118,7 +118,7 @@ def _dots(
 ) -> Panel:
     names = [label(shown(row[figure.x]), 24) for row in rows]
     ours = _dot(OURS, names, rows, "mean", "standard_error")
-    measured = [row for row in rows if ONLY_PAPER not in row]
+    measured = [row for row in rows if number(row.get("mean")) is not None]
     ours["hovertext"] = [hover(about.lines(row, axes, OURS, row)) for row in measured]
     paper = _dot(PAPER, names, rows, "paper_mean", "paper_standard_error")
     traces = [trace for trace in (_single(names, rows), paper, ours) if trace["x"]]
