@@ -108,7 +108,7 @@ def test_the_readme_shows_the_results() -> None:
     measured = {one.experiment.name: f"{one.measured} of {one.points}" for one in found}
     told = " ".join(README.split())
     assert f"`hyla reproduce ablation` {measured['ablation']} cells" in told
-    assert f"of `fuzzy` {measured['fuzzy']} points" in told
+    assert f"`fuzzy` {measured['fuzzy']} points" in told
     assert "| HYLA | 88.4 ± 5.4 | 81.1 ± 7.8 |" in block
 
 
