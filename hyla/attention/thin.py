@@ -48,7 +48,8 @@ class _Problem:
 
     def _of_members(self, sets: Tensor) -> Tensor:
         """One set for each member; where there are fewer, each is of as many that lie together."""
-        return aligned(sets.repeat_interleave(self.members // sets.shape[0], 0))
+        each = self.members // sets.shape[0]
+        return aligned(sets if each == 1 else sets.repeat_interleave(each, 0))
 
     def blocks(self, name: str) -> int:
         """How many groups of sequences a kernel is launched for; none of them mixes members."""
