@@ -46,9 +46,10 @@ codes.
 """.strip()
 
 MEANING = (
-    "Reproduced: all comparisons of a claim hold by more than two standard errors, and codes are "
-    "decoded with an F1 of 50 or more. In part: some hold, or all by more than one standard error. "
-    "Open: none holds so far, and some are not measured. Not reproduced: none holds."
+    "Reproduced: all comparisons of a claim hold by more than two standard errors (codes are "
+    "decoded: an F1 of 50 or more; unknown terms are not solved: a model explains less than half "
+    "of what it explains in distribution). In part: some hold, or all by more than one standard "
+    "error. Open: none holds so far, and some are not measured. Not reproduced: none holds."
 )
 
 
