@@ -4,6 +4,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from hyla.analysis import (
     collect_run,
     load_codes,
 )
+from hyla.experiments.codes import _with_each_rule
+from hyla.experiments.rows import Trained
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, split_combinations
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.tasks.sraven import split_combinations as rule_combinations
@@ -38,6 +42,22 @@ def model(task: FuzzyLogicConfig | SravenConfig, attention: str = "hyla") -> Tra
         max_tokens=19,
     )  # fmt: skip
     return build(config, seed=1)
+
+
+def test_chosen_instances_have_each_rule_equally_often() -> None:
+    trained = SimpleNamespace(seed=3, run=SimpleNamespace(config=SimpleNamespace(task=SRAVEN)))
+    numbers = _with_each_rule(cast(Trained, trained), 5)
+    assert len(set(numbers.tolist())) == 5 * len(RULES)
+    one = model(SRAVEN)
+    chosen = collect(one, SRAVEN, "all", numbers, seed=3, batch=7)
+    assert np.array_equal(np.bincount(chosen.label("rule")), [5] * len(RULES))
+    everything = collect(one, SRAVEN, "all", int(numbers.max()) - FIRST + 1, seed=3)
+    places = (numbers - FIRST).numpy()
+    np.testing.assert_allclose(chosen.codes, everything.codes[:, places], atol=1e-6)
+    # They are the first that there are.
+    for rule in range(len(RULES)):
+        first = np.flatnonzero(everything.label("rule") == rule)[:5]
+        assert set(first) <= set(places)
 
 
 @pytest.mark.parametrize("fixed", [None, "context", "query"])
