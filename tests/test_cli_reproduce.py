@@ -1,6 +1,7 @@
 """`hyla reproduce`: what it lists, refuses, runs and skips."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,11 +78,21 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
 
     command = "reproduce heads --scale smoke --only attention=hyla heads=1 --device cpu --json"
     cli.main([*command.split(), "--runs", str(hyla.folder)])
-    assert "made by" not in capsys.readouterr().err
+    assert "has it" not in capsys.readouterr().err
     cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
-    assert "made by `hyla reproduce heads --scale smoke`: made anew" in capsys.readouterr().err
-    rows = read_rows(hyla.folder / "smoke" / "results" / "heads.json")
-    assert [row["precision"] for row in rows] == ["bf16"]
+    assert "heads.json has it with --precision fp32, which keeps it" in capsys.readouterr().err
+    file = hyla.folder / "smoke" / "results" / "heads.json"
+    assert [row["precision"] for row in read_rows(file)] == ["bf16"]
+    # Again: as it was made, whatever is asked for; and nothing is trained.
+    again = [*command.split(), "--runs", str(hyla.folder), "--again"]
+    cli.main(again)
+    assert [row["precision"] for row in read_rows(file)] == ["bf16"]
+    for run in (hyla.folder / "smoke").glob("sraven-*"):
+        shutil.rmtree(run)
+    with pytest.raises(SystemExit):
+        cli.main(again)
+    assert "again: expected a finished run" in capsys.readouterr().err
+    assert len(read_rows(file)) == 1
 
 
 def test_a_training_for_a_gpu_is_announced_on_a_cpu(

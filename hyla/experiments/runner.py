@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from hyla.errors import unknown_name
+from hyla.errors import bad_value, unknown_name
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
 from hyla.experiments.reuse import TAKEN, made_before, made_elsewhere
@@ -37,6 +37,7 @@ from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
 
 ENDED = ("finished", "diverged")
+SETTINGS = ("search", "precision")  # options that rows of the same axes may differ in
 MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with tf32, of so many layers and tokens; seconds of compilation.
 H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.33e6, 4, 36)}
@@ -50,7 +51,7 @@ class Options:
     runs: the folder of run folders. results: of the files of results at the paper's scale.
     only: values of axes, as text; points with others are left alone.
     members: the most that are trained at once. deadline: as in `train`.
-    again: make rows that are there anew, from their runs.
+    again: make rows that are there anew, from their runs, with their own search and precision.
     """
 
     scale: str = "paper"
@@ -87,12 +88,13 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
             if value not in known:
                 raise unknown_name(f"only {axis}", value, list(known))
         points = [point for point in points if str(point.axes[axis]) in values]
-    return [
-        point
-        if point.config is None
-        else replace(point, config=replace(point.config, precision=options.precision))
-        for point in points
-    ]
+    return [_with_precision(point, options.precision) for point in points]
+
+
+def _with_precision(point: Point, precision: str) -> Point:
+    if point.config is None:
+        return point
+    return replace(point, config=replace(point.config, precision=precision))
 
 
 def require(experiment: Experiment) -> None:
@@ -151,11 +153,13 @@ def run_experiment(
     rows: list[Row] = []
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
-        if options.again:
-            done = made_before(point, there, options.search)
-        else:
-            done = rows_there(experiment, point, there, options)
-        if done and not options.again:
+        old = next((row for row in there if is_at(row, point.axes)), {})
+        here = replace(options, again=options.again and bool(old))
+        if here.again:  # as it was made, whatever is asked for now
+            here = replace(here, **{name: old[name] for name in SETTINGS if name in old})
+            point = _with_precision(point, here.precision)
+        done = [] if options.again else rows_there(experiment, point, there, options)
+        if done:
             if any(row not in there for row in done):
                 with _alone(file.parent):
                     write_rows(file, experiment, done)
@@ -164,17 +168,17 @@ def run_experiment(
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
-        before = [row.get("command") for row in there if is_at(row, point.axes)]
-        if before and not done:
-            say(f"{file} has it, made by `{before[0]}`: made anew as asked, and then replaced")
-        search = done[0].get("search", options.search) if done else options.search
-        here = replace(options, search=search)
+        if old and not here.again:
+            differs = [f"--{n} {old.get(n)}" for n in SETTINGS if old.get(n) != getattr(here, n)]
+            made_with = " ".join(differs) or "other settings"
+            say(f"{file} has it with {made_with}, which keeps it; as asked it is made anew and")
+            say("then replaced there")
         runs = kept(point, here) if experiment.keep else []
         runs = runs or trained(point, here, watcher, say)
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
-        origin |= {"scale": options.scale, "search": search}
+        origin |= {"scale": options.scale, "search": here.search}
         origin |= {"date": datetime.now(UTC).date().isoformat()}
         made = [row | origin | {"command": here.command(experiment)} for row in made]
         with _alone(file.parent):
@@ -198,6 +202,11 @@ def trained(
     def run(config: RunConfig) -> FinishedRun:
         path = options.runs / options.scale / folder_name(config)
         found = finished(path, config)
+        if found is None and options.again:
+            there = f"neither it nor a part of it in {options.results / MODELS} is there"
+            raise bad_value(
+                "again", path, f"a finished run ({there}); without --again it is trained"
+            )
         if found is None:
             devices = find_devices(options.device, options.precision)
             if devices[0].type == "cpu" and options.scale in FOR_GPUS:
