@@ -62,13 +62,13 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     if not there:
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in there]
-    evidence = "; ".join(
-        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}"
-        for a, b, label in there
-    )
     holds = [errors > ERRORS for _, errors in gaps]
+    evidence = "; ".join(
+        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}{', holds' * held}"
+        for (a, b, label), held in zip(there, holds, strict=True)
+    )
     tends = [errors > TENDENCY for _, errors in gaps]
-    evidence = f"{sum(holds)} of {len(pairs)} hold: {evidence}"
+    evidence = f"{sum(holds)} of {len(there)} hold: {evidence}"
     if len(there) == len(pairs):
         return Verdict(outcome(holds, tends), evidence)
     evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
