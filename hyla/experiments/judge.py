@@ -64,7 +64,8 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     gaps = [difference(a, b, name) for a, b, _ in there]
     holds = [errors > ERRORS for _, errors in gaps]
     evidence = "; ".join(
-        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}{', holds' * held}"
+        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}"
+        + ", holds" * held
         for (a, b, label), held in zip(there, holds, strict=True)
     )
     tends = [errors > TENDENCY for _, errors in gaps]
