@@ -341,6 +341,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["page"] == str(output)
     with pytest.raises(ValueError, match="results: expected a folder"):
         report(output, runs, results / "heads.json")
+    page = output.read_bytes()
+    with pytest.raises(ValueError, match=r"results: expected a folder that is there, got .*nope"):
+        report(output, runs, results / "nope")
+    assert output.read_bytes() == page
 
 
 def test_an_unknown_kind_of_figure_is_told() -> None:

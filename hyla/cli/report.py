@@ -33,6 +33,8 @@ def report(
     from hyla.report import write
     from hyla.report.summary import counts, in_words
 
+    if results != RESULTS and not results.exists():
+        raise bad_value("results", results, "a folder that is there")
     for name, folder in (("runs", runs), ("results", results)):
         if folder.exists() and not folder.is_dir():
             raise bad_value(name, folder, "a folder")
