@@ -154,7 +154,7 @@ def test_an_empty_page_has_commands(browser: Any, pages: SimpleNamespace) -> Non
         assert "hyla reproduce ablation --scale paper" in commands
         visit.page.locator("nav a", has_text="Ablations").focus()
         visit.page.keyboard.press("Enter")
-        assert visit.page.url.endswith("#ablation")
+        visit.page.wait_for_url("**#ablation")
         assert visit.width() == 360
 
 

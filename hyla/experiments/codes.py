@@ -137,11 +137,10 @@ def _maps(member: Trained, instances: int, way: Way) -> Iterator[Row]:
 
 def _rules(members: Sequence[Trained], instances: int, way: Way) -> Iterator[Row]:
     """Mean codes of rules in the last layer and their similarity, over all tasks; samples."""
-    chosen = [_with_each_rule(member, instances // len(RULES)) for member in members]
-    codes = [_codes(m, "all", numbers, **way) for m, numbers in zip(members, chosen, strict=True)]
+    each = [(member, _with_each_rule(member, instances // len(RULES))) for member in members]
+    codes = [_codes(member, "all", numbers, **way) for member, numbers in each]
     related, pairs = zip(*map(_alike, codes), strict=True)
-    untrained = [_untrained(m, numbers, way) for m, numbers in zip(members, chosen, strict=True)]
-    before = [_alike(one) for one in untrained]
+    before = [_alike(_untrained(member, numbers, way)) for member, numbers in each]
     first = mean_codes(codes[0], "rule")
     layer = {**way, "layer": members[0].run.config.model.layers - 1, "label": ""}
     measures = {
