@@ -9,7 +9,7 @@ see whether it is stacked.
 import copy
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +56,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.ndim == 2:
         return F.linear(x, weight, bias)
     check_population(x, weight)
-    y_MNE = torch.bmm(x.flatten(1, -2), weight.mT)
+    x_MND = x.flatten(1, -2)
+    # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
+    single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+    if x.device.type == "cuda" and single:
+        product: Any = Product.apply
+        y_MNE = product(x_MND, weight, parts_of_sum(x_MND.shape[1], weight.shape))
+    else:
+        y_MNE = torch.bmm(x_MND, weight.mT)
     if bias is not None:
         # Not baddbmm, which first copies the bias to every row, in a kernel of its own.
         y_MNE = y_MNE + bias.unsqueeze(1).to(y_MNE.dtype)
     return y_MNE.unflatten(1, x.shape[1:-1])
+
+
+def parts_of_sum(tokens: int, shape_MED: Sequence[int]) -> int:
+    """In how many parts the gradient of weights is best summed over tokens on a GPU.
+
+    In fp32 and tf32 cuBLAS has one block for each tile of it, which for few members leaves most of
+    the GPU idle: half of a step of 4 members was spent there (docs/performance.md).
+    """
+    members, outputs, inputs = shape_MED
+    tiles = members * math.ceil(outputs / 64) * math.ceil(inputs / 64)
+    most = min(256 // tiles, tokens // 128)
+    return math.gcd(1 << most.bit_length() - 1, tokens) if most else 1
+
+
+class Product(torch.autograd.Function):
+    """x W^T for each member; the gradient of W is summed over tokens in parts, then over these."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_MND: Tensor, weight_MED: Tensor, parts: int) -> Tensor:
+        return torch.bmm(x_MND, weight_MED.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        x_MND, weight_MED, ctx.parts = inputs
+        ctx.save_for_backward(x_MND, weight_MED)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MNE: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_MND, weight_MED = ctx.saved_tensors
+        grad_PNE, x_PND = (t.unflatten(1, (ctx.parts, -1)).flatten(0, 1) for t in (grad_MNE, x_MND))
+        parts_MPED = torch.bmm(grad_PNE.mT, x_PND).unflatten(0, (-1, ctx.parts))
+        return torch.bmm(grad_MNE, weight_MED), parts_MPED.sum(dim=1), None
 
 
 class LayerNorm(nn.LayerNorm):

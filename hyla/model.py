@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, einsum, nn
+from torch import Tensor, nn
 
 from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention, token_index
 from hyla.attention.variants import ACTIVATIONS, KINDS, gelu
@@ -162,15 +162,18 @@ class MixtureOfExperts(nn.Module):
     def gates(self, x: Tensor) -> Tensor:
         """How much of each expert a token takes, `[batch, tokens, experts]`."""
         logits_BTE = self.gate(x)
-        top_BTk = logits_BTE.topk(self.top_k, dim=-1)
-        kept_BTE = torch.full_like(logits_BTE, -torch.inf)
-        return kept_BTE.scatter(-1, top_BTk.indices, top_BTk.values).softmax(dim=-1)
+        # Not topk and scatter, which the compiler leaves to kernels of their own.
+        i_BTE1, j_BT1E = logits_BTE.unsqueeze(-1), logits_BTE.unsqueeze(-2)
+        experts = torch.arange(logits_BTE.shape[-1], device=x.device)
+        before = (j_BT1E > i_BTE1) | ((j_BT1E == i_BTE1) & (experts < experts.unsqueeze(-1)))
+        kept_BTE = before.sum(dim=-1) < self.top_k
+        return logits_BTE.masked_fill(~kept_BTE, -torch.inf).softmax(dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
-        # An axis of size 1 stands for the batch, behind the population if there is one.
-        hidden_BTEF = gelu(einsum("...td,...efd->...tef", x, self.down.unsqueeze(-4)))
-        gated_BTEF = hidden_BTEF * self.gates(x).unsqueeze(-1)
-        return einsum("...tef,...edf->...td", gated_BTEF, self.up.unsqueeze(-4))
+        # The experts side by side, as two linear layers of E x F hidden units.
+        hidden_BTG = gelu(linear(x, self.down.flatten(-3, -2), None))
+        gates_BTG = self.gates(x).repeat_interleave(self.down.shape[-2], dim=-1)
+        return linear(hidden_BTG * gates_BTG, self.up.movedim(-3, -2).flatten(-2), None)
 
 
 class Block(nn.Module):

@@ -1,5 +1,7 @@
 """The population axis: member m of a stacked module computes what it computes alone."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers import ALL_KINDS
@@ -7,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from hyla import ModelConfig, Transformer, build, member, stack
-from hyla.layers import Embedding, LayerNorm, Linear
+from hyla.layers import Embedding, LayerNorm, Linear, Product, parts_of_sum
 
 MEMBERS, BATCH, TOKENS = 3, 2, 7
 
@@ -53,6 +55,38 @@ def test_the_population_axis_is_vmap_over_members(kind: str) -> None:
     one_buffer = {name: buffer[0] for name, buffer in buffers.items()}
     exact = vmap(lambda p, x: functional_call(models[0], (p, one_buffer), (x,)))(parameters, x)
     torch.testing.assert_close(stack(models)(x), exact, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_weights_whose_gradient_is_summed_in_parts(parts: int) -> None:
+    """As a product without parts: result, gradients and theirs, compiled, and under vmap."""
+    x, weight = torch.randn(2, 21, 5).double(), torch.randn(2, 3, 5).double()
+    tensors = x.requires_grad_(), weight.requires_grad_()
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return Product.apply(x, weight, parts)
+
+    def twice(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(function(*tensors).sin().sum(), tensors, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.cos().sum() for g in first), tensors)
+
+    exact = twice(lambda x, weight: x @ weight.mT)
+    for found, expected in zip(twice(product), exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(*tensors).sin().sum(), tensors)
+    torch.testing.assert_close(found, exact[:2], rtol=1e-12, atol=1e-12)
+    stacked = vmap(product)(x.expand(3, -1, -1, -1), weight.expand(3, -1, -1, -1))
+    torch.testing.assert_close(stacked[2], x @ weight.mT)
+
+
+def test_parts_divide_the_tokens_and_fill_a_gpu() -> None:
+    """4 members of the paper's SRAVEN, all tokens and the last 4; then sizes that need no parts."""
+    assert parts_of_sum(128 * 36, (4, 64, 128)) == 32
+    assert parts_of_sum(128 * 36, (4, 256, 128)) == 8
+    assert parts_of_sum(128 * 4, (4, 64, 128)) == 4
+    assert parts_of_sum(128 * 37 + 1, (4, 64, 128)) == 1
+    assert parts_of_sum(100, (4, 64, 128)) == parts_of_sum(128 * 36, (64, 512, 512)) == 1
 
 
 def test_members_do_not_touch_each_other() -> None:

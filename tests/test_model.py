@@ -72,6 +72,12 @@ def test_mixture_of_experts_is_the_papers_formula(top_k: int) -> None:
         torch.testing.assert_close(y, exact)
 
 
+def test_of_experts_with_equal_gates_the_first_are_taken() -> None:
+    moe = MixtureOfExperts(width=7, hidden_size=11, experts=5, top_k=2)
+    assert moe.gates(torch.zeros(1, 1, 7)).tolist() == [[[0.5, 0.5, 0.0, 0.0, 0.0]]]
+    assert moe.gates(torch.full((1, 1, 7), torch.nan)).isnan().all()
+
+
 def test_experts_outside_the_top_k_get_no_gradient() -> None:
     moe = MixtureOfExperts(width=7, hidden_size=11, experts=5, top_k=2)
     x = torch.randn(1, 1, 7)

@@ -19,6 +19,7 @@ def assert_near_float64(
     batch: tuple[int, ...], queries: int, keys: int, heads: int, size: int, value_size: int,
     kind: str, *, causal: bool = False, lengths: Tensor | None = None, bias: Tensor | None = None,
     deep: Tensor | None = None, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5,
+    eps: float = 1e-6,
 ) -> None:  # fmt: skip
     q = torch.randn(*batch, queries, heads, size).to(dtype)
     k = torch.randn(*batch, keys, heads, size).to(dtype)
@@ -29,9 +30,10 @@ def assert_near_float64(
     exact = {name: x.double().requires_grad_() for name, x in there.items()}
     given = {name: x.clone().requires_grad_() for name, x in there.items()}
     row = KINDS[kind]
-    form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, 1e-6)
+    form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, eps)
     ours = fused.attend(**given, form=form, backend="thin", lengths=lengths)
-    theirs = attend(**exact, kind=kind, causal=causal, lengths=lengths, backend="reference")
+    options = {"kind": kind, "causal": causal, "lengths": lengths, "eps": eps}
+    theirs = attend(**exact, **options, backend="reference")
     results = [ours, *torch.autograd.grad(ours, list(given.values()), grad)]
     wanted = [theirs, *torch.autograd.grad(theirs, list(exact.values()), grad.double())]
     for name, result, truth in zip(("out", *there), results, wanted, strict=True):
@@ -50,6 +52,20 @@ def test_every_kind_is_near_float64(kind: str) -> None:
     bias[1, :, 2, 3] = -torch.inf
     bias[0, :, :, 4, 7:] = -torch.inf
     assert_near_float64((2, 19), 5, 11, 7, 8, 8, kind, bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear", "hyla"])
+@pytest.mark.parametrize("heads, size, value_size", [(1, 64, 32), (2, 32, 32), (3, 18, 20)])
+def test_heads_split_over_lanes(heads: int, size: int, value_size: int, kind: str) -> None:
+    # With the usual eps, RMSHead leaves of one head its sign: no gradient but where that turns.
+    eps = 0.1 if heads == 1 else 1e-6
+    bias = torch.randn(2, 1, heads, 5, 11)
+    bias[1, :, heads - 1, 3] = -torch.inf
+    bias[0, :, :, 4, 7:] = -torch.inf
+    place = (2, 19), 5, 11, heads, size, value_size, kind
+    assert_near_float64(*place, bias=bias, eps=eps)
+    lengths, half = torch.tensor([[3], [0]]).expand(2, 19), torch.bfloat16
+    assert_near_float64(*place, causal=True, lengths=lengths, dtype=half, eps=eps, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("heads, value_size", [(16, 4), (8, 2), (7, 3), (5, 1)])

@@ -75,23 +75,16 @@ def choose(
         return backend
     if q.device.type != "cuda":
         return "reference"
-    for candidate in _preferred(q, k, v, kind):
+    sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
+    preferred: tuple[str, ...] = ("wide", "tiles", "thin")
+    if sequences >= 64 and queries <= 256 and keys <= 256:
+        preferred = "thin", "wide", "tiles"  # a thread for each sequence, few keys to wait for
+    elif queries < 16:
+        preferred = "tiles", "thin", "wide"  # tiles also splits the keys of a query over the GPU
+    for candidate in preferred:
         if refusal(candidate, q, k, v, kind, activation, biased) is None:
             return candidate
     return "reference"
-
-
-def _preferred(q: Tensor, k: Tensor, v: Tensor, kind: Kind) -> tuple[str, ...]:
-    sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
-    # Enough sequences for a thread each, and few enough keys to wait for.
-    if sequences >= 64 and queries <= 256 and keys <= 256:
-        # Tiles fill values up to 16 numbers: for a deep value network of 2 x 2 that is 64 times the
-        # arithmetic (20 ms a step of fuzzy logic, where the other kinds take 1.4). Thin can do it,
-        # tested on a CPU against float64, but has not been timed: whoever asks for it gets it.
-        mostly_padding = kind.value_network == "deep" and v.shape[-1] <= 4
-        return () if mostly_padding else ("thin", "wide", "tiles")
-    # Few queries: only tiles also split the keys of a query over the GPU.
-    return ("wide", "tiles", "thin") if queries >= 16 else ("tiles", "thin", "wide")
 
 
 def refusal(
@@ -150,10 +143,17 @@ def _refusal_of_tiles(q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind) -> s
     return None
 
 
+def slices(q: Tensor, v: Tensor) -> int:
+    """Over how many threads `thin` splits a head: none takes more than 16 of its numbers."""
+    return 1 << (-(-max(q.shape[-1], v.shape[-1]) // 16) - 1).bit_length()
+
+
 def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
-    heads, size = q.shape[-2], max(q.shape[-1], v.shape[-1])
-    if size > 16 or heads > 64:
-        return f"at most 64 heads of size 16, not {heads} of {size}"
+    heads, sizes, parts = q.shape[-2], (q.shape[-1], v.shape[-1]), slices(q, v)
+    sliced = parts > 1 and (heads * max(sizes) > 64 or any(size % parts for size in sizes))
+    if heads > 64 or sliced:
+        few = "heads x size of at most 64, sizes above 16 even and above 32 multiples of 4"
+        return f"at most 64 heads of size 16 (or {few}), not {heads} of {max(sizes)}"
     # The gradient of its matrices stays in registers.
     if kind.value_network == "deep" and v.shape[-1] > 4:
         return f"values of a size of at most 4 for a deep value network, not {v.shape[-1]}"

@@ -3,21 +3,23 @@
 // Tensor cores have nothing to multiply here, so everything stays in the registers of one thread.
 // A warp takes one row (a query; in key_gradient a key) of SEQS sequences; the heads of a row are
 // split over GROUP neighbouring lanes, HL heads each, and what is summed over heads is added over
-// these lanes. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Neither
+// these lanes. A head too large for a lane is itself split, over SLICES lanes: a part is a head, or a
+// slice of one. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Neither
 // heads nor sequences are padded, and no thread waits for one with another length.
 //
-// The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, D, V (head sizes),
-// GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor), CHUNK,
-// NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (then MLP too), RELU, CAUSAL, BIAS,
-// BIAS_GRADIENT, LENGTHS, and TYPE (0 float, 1 bfloat16, 2 float16).
+// The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, SLICES, D, V (sizes
+// of a part), GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor),
+// CHUNK, NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (then MLP too, and one slice), RELU,
+// CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS, and TYPE (0 float, 1 bfloat16, 2 float16).
 // Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
 
 #define INFINITE __uint_as_float(0x7f800000u)
 
 constexpr int LANES = 32;
-constexpr int HL = (HEADS + GROUP - 1) / GROUP;
+constexpr int PARTS = HEADS * SLICES;
+constexpr int HL = (PARTS + GROUP - 1) / GROUP;  // 1 with several slices
 constexpr int SEQS = LANES / GROUP;
-constexpr bool EVEN = HEADS % GROUP == 0;
+constexpr bool EVEN = PARTS % GROUP == 0;
 
 #if TYPE == 0
 typedef float number;
@@ -122,11 +124,17 @@ __device__ inline Place find_place(int per_member) {
   return p;
 }
 
-__device__ inline float sum_over_group(float x) {
+template <int FROM, int TO>
+__device__ inline float sum_over_lanes(float x) {
 #pragma unroll
-  for (int step = 1; step < GROUP; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  for (int step = FROM; step < TO; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
 }
+__device__ inline float sum_over_slices(float x) { return sum_over_lanes<1, SLICES>(x); }
+__device__ inline float sum_over_heads(float x) { return sum_over_lanes<SLICES, GROUP>(x); }
+
+// The first head of a lane, or the one it has a slice of.
+__device__ inline int first_head(int group) { return group * HL / SLICES; }
 
 // The heads of this lane of one token, from and to memory. SIZE is D or V.
 template <int SIZE>
@@ -137,7 +145,7 @@ __device__ inline void load_heads(float (&to)[HL * SIZE], const number* token, i
   for (int e = 0; e < HL * SIZE; e += COUNT) {
     int at = group * HL * SIZE + e;
     Piece<COUNT> piece = {};
-    if (exists && (EVEN || at < HEADS * SIZE)) piece = *(const Piece<COUNT>*)(token + at);
+    if (exists && (EVEN || at < PARTS * SIZE)) piece = *(const Piece<COUNT>*)(token + at);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) to[e + i] = widen(piece.part[i]) * factor;
   }
@@ -153,7 +161,7 @@ __device__ inline void store_heads(number* token, const float (&from)[HL * SIZE]
     Piece<COUNT> piece;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) piece.part[i] = narrow(from[e + i] * factor);
-    if (EVEN || at < HEADS * SIZE) *(Piece<COUNT>*)(token + at) = piece;
+    if (EVEN || at < PARTS * SIZE) *(Piece<COUNT>*)(token + at) = piece;
   }
 }
 
@@ -164,9 +172,9 @@ __device__ inline void copy_tokens(Unit* to, const number* x, const Place& p, in
 #pragma unroll 1
   for (int i = threadIdx.x; i < SEQS * CHUNK * TOKEN; i += WARPS * LANES) {
     int e = i % TOKEN * COUNT, column = i / TOKEN % CHUNK, seq = i / TOKEN / CHUNK;
-    bool exists = seq < p.valid && start + column < tokens && (EVEN || e < HEADS * SIZE);
+    bool exists = seq < p.valid && start + column < tokens && (EVEN || e < PARTS * SIZE);
     size_t token = (size_t)(p.first + seq) * tokens + start + column;
-    const number* from = exists ? x + token * HEADS * SIZE + e : x;
+    const number* from = exists ? x + token * PARTS * SIZE + e : x;
     number* at = (number*)(to + (column * LANES + seq * GROUP + e / LANE) * UNITS<SIZE>) + e % LANE;
     if constexpr (COUNT > 1) copy<COUNT * sizeof(number)>(at, from, exists);
     else *at = exists ? *from : narrow(0.f);
@@ -213,12 +221,12 @@ __device__ inline void load_per_head(float (&to)[HL], const float* from, int gro
   if constexpr (EVEN && HL % 4 == 0) {
 #pragma unroll
     for (int h = 0; h < HL; h += 4) {
-      float4 part = *(const float4*)(from + group * HL + h);
+      float4 part = *(const float4*)(from + first_head(group) + h);
       to[h] = part.x, to[h + 1] = part.y, to[h + 2] = part.z, to[h + 3] = part.w;
     }
   } else {
 #pragma unroll
-    for (int h = 0; h < HL; h++) to[h] = group * HL + h < HEADS ? from[group * HL + h] : 0.f;
+    for (int h = 0; h < HL; h++) to[h] = first_head(group) + h < HEADS ? from[first_head(group) + h] : 0.f;
   }
 }
 
@@ -232,7 +240,7 @@ struct Pair {
     if constexpr (BIAS) load_per_head(bias, pair_bias, group);
   }
   __device__ bool keeps(int h) const {
-    return seen && (EVEN || group * HL + h < HEADS) && (!BIAS || bias[h] != -INFINITE);
+    return seen && (EVEN || first_head(group) + h < HEADS) && (!BIAS || bias[h] != -INFINITE);
   }
 };
 
@@ -241,9 +249,10 @@ __device__ inline void scores(float (&s)[HL], const float (&q)[HL * D], const fl
                               const Pair& pair) {
 #pragma unroll
   for (int h = 0; h < HL; h++) {
-    float sum = BIAS ? pair.bias[h] : 0.f;
+    float sum = BIAS && pair.group % SLICES == 0 ? pair.bias[h] : 0.f;
 #pragma unroll
     for (int d = 0; d < D; d++) sum += q[h * D + d] * k[h * D + d];
+    sum = sum_over_slices(sum);
     s[h] = pair.keeps(h) ? sum : 0.f;
   }
 }
@@ -255,7 +264,7 @@ __device__ inline float normalise(float (&s)[HL], const Pair& pair, const float 
     float squares = 0.f;
 #pragma unroll
     for (int h = 0; h < HL; h++) squares += s[h] * s[h];
-    r = rsqrtf(sum_over_group(squares) / HEADS + eps);
+    r = rsqrtf(sum_over_heads(squares) / HEADS + eps);
   }
 #pragma unroll
   for (int h = 0; h < HL; h++) {
@@ -272,7 +281,7 @@ __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)
     float sum = 0.f;
 #pragma unroll
     for (int h = 0; h < HL; h++) sum += a[h] * w[h * V + c];
-    z[c] = sum_over_group(sum);
+    z[c] = sum_over_heads(sum);
   }
 }
 
@@ -352,6 +361,8 @@ __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const floa
       if constexpr (MLP) da[h] += v[h * V + c] * dz[c];
     }
   }
+#pragma unroll
+  for (int h = 0; h < HL; h++) da[h] = sum_over_slices(da[h]);
 }
 
 // The same for a deep value network; also its first hidden layer z, and what flows back to the
@@ -382,7 +393,7 @@ __device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float
     }
   }
 #pragma unroll
-  for (int c = 0; c < V; c++) dz[c] = sum_over_group(back[c]) * slope(z[c]);
+  for (int c = 0; c < V; c++) dz[c] = sum_over_heads(back[c]) * slope(z[c]);
 #pragma unroll
   for (int h = 0; h < HL; h++)
 #pragma unroll
@@ -396,7 +407,7 @@ __device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], con
   if constexpr (NORMALISER == 1) {
 #pragma unroll
     for (int h = 0; h < HL; h++) mean += da[h] * a[h];
-    mean = sum_over_group(mean) / HEADS;
+    mean = sum_over_heads(mean) / HEADS;
   }
 #pragma unroll
   for (int h = 0; h < HL; h++) {
@@ -415,7 +426,7 @@ __device__ inline void add_over_sequences(float* out, const float (&x)[HL], int 
 #pragma unroll
   for (int h = 0; h < COUNT; h++) y[h] = h < HL ? x[h] : 0.f;
   int count = COUNT, mine = 0;
-  bool writes = true;
+  bool writes = lane % SLICES == 0;
 #pragma unroll
   for (int step = GROUP; step < LANES; step *= 2) {
     bool upper = lane & step;
@@ -437,7 +448,7 @@ __device__ inline void add_over_sequences(float* out, const float (&x)[HL], int 
   if (writes) {
 #pragma unroll
     for (int h = 0; h < COUNT; h++) {
-      int head = lane % GROUP * HL + mine + h;
+      int head = first_head(lane % GROUP) + mine + h;
       if (h < count && mine + h < HL && head < HEADS) out[head] = y[h];
     }
   }
@@ -463,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     bool exists = p.exists && p.row + r < queries;
-    load_heads<D>(q_row[r], q + ((size_t)p.n * queries + p.row + r) * HEADS * D, p.group, exists, (float)scale);
+    load_heads<D>(q_row[r], q + ((size_t)p.n * queries + p.row + r) * PARTS * D, p.group, exists, (float)scale);
 #pragma unroll
     for (int h = 0; h < HL; h++) top[r][h] = -INFINITE, total[r][h] = 0.f;
   }
@@ -543,11 +554,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   for (int r = 0; r < ROWS; r++) {
     if (!p.exists || p.row + r >= queries) continue;
     size_t token = (size_t)p.n * queries + p.row + r;
-    store_heads<V>(out + token * HEADS * V, o[r], p.group);
+    store_heads<V>(out + token * PARTS * V, o[r], p.group);
     if constexpr (NORMALISER == 2) {
 #pragma unroll
       for (int h = 0; h < HL; h++)
-        if (p.group * HL + h < HEADS) lse[token * HEADS + p.group * HL + h] = top[r][h];
+        if (first_head(p.group) + h < HEADS) lse[token * HEADS + first_head(p.group) + h] = top[r][h];
     }
   }
 }
@@ -571,8 +582,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   size_t token = (size_t)p.n * queries + query;
   float q_row[HL * D], grad_row[HL * V], dq_row[HL * D] = {}, lse_row[HL] = {}, delta_row[HL] = {};
   float ddeep[DEEP ? HL * V * V : 1] = {};
-  load_heads<D>(q_row, q + token * HEADS * D, p.group, exists, (float)scale);
-  load_heads<V>(grad_row, grad + token * HEADS * V, p.group, exists);
+  load_heads<D>(q_row, q + token * PARTS * D, p.group, exists, (float)scale);
+  load_heads<V>(grad_row, grad + token * PARTS * V, p.group, exists);
   if constexpr (NORMALISER == 2) {
     // A sequence that is not there has the code 0, or a large bias would make it infinite.
     if (exists) load_per_head(lse_row, lse + token * HEADS, p.group);
@@ -650,11 +661,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     }
   }
   if (!exists) return;
-  store_heads<D>(dq + token * HEADS * D, dq_row, p.group, (float)scale);
+  store_heads<D>(dq + token * PARTS * D, dq_row, p.group, (float)scale);
   if constexpr (NORMALISER == 2) {
 #pragma unroll
     for (int h = 0; h < HL; h++)
-      if (p.group * HL + h < HEADS) delta[token * HEADS + p.group * HL + h] = delta_row[h];
+      if (first_head(p.group) + h < HEADS) delta[token * HEADS + first_head(p.group) + h] = delta_row[h];
   }
 }
 
@@ -674,8 +685,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   bool exists = p.exists && p.row < keys;
   size_t token = (size_t)p.n * keys + key;
   float k_row[HL * D], v_row[HL * V], dk_row[HL * D] = {}, dv_row[HL * V] = {};
-  load_heads<D>(k_row, k + token * HEADS * D, p.group, exists, (float)scale);
-  load_heads<V>(v_row, v + token * HEADS * V, p.group, exists);
+  load_heads<D>(k_row, k + token * PARTS * D, p.group, exists, (float)scale);
+  load_heads<V>(v_row, v + token * PARTS * V, p.group, exists);
   int first_key = blockIdx.y * BLOCK_ROWS;
   int begin = CAUSAL ? max(0, first_key - (keys - queries)) / CHUNK * CHUNK : 0;
   const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
@@ -727,7 +738,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     __syncthreads();
   }
   if (!exists) return;
-  store_heads<D>(dk + token * HEADS * D, dk_row, p.group, (float)scale);
-  store_heads<V>(dv + token * HEADS * V, dv_row, p.group);
+  store_heads<D>(dk + token * PARTS * D, dk_row, p.group, (float)scale);
+  store_heads<V>(dv + token * PARTS * V, dv_row, p.group);
 }
 #endif

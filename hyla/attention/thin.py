@@ -21,7 +21,7 @@ NORMALISERS = ("none", "rms_head", "softmax")
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
 # warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. In
 # fp32 the forward wants fewer numbers in a thread. With a deep value network threads hold more
-# besides, query_gradient the gradient of its matrices: nothing is spilled, but it is not timed yet.
+# besides, query_gradient the gradient of its matrices; nothing is spilled.
 TUNING = {
     "forward": (32, 3, 4, 2, 4),
     "forward_fp32": (16, 3, 4, 3, 4),
@@ -44,6 +44,7 @@ class _Problem:
         self.bias = None if call.bias is None else self._of_members(call.bias.permute(0, 2, 3, 1))
         self.deep = None if call.deep is None else self._of_members(call.deep)
         self.lengths = call.lengths
+        self.slices = fused.slices(self.q, self.v)
         self.form = call.form
 
     def _of_members(self, sets: Tensor) -> Tensor:
@@ -62,13 +63,14 @@ class _Problem:
         queries, heads, size = self.q.shape[1:]
         keys, value_size = self.k.shape[1], self.v.shape[-1]
         _, rows, warps, blocks, chunk = self._tuning(name)
-        group = self._group(name)
-        held, width = -(-heads // group), self.q.element_size()
-        units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
+        group, slices = self._group(name), self.slices
+        held, width = -(-heads * slices // group), self.q.element_size()
+        units = sum(-(-held * s * width // slices // 16) | 1 for s in (size, value_size))
         token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * heads)
         deep_bytes = 0 if self.deep is None else 16 * group * (-(-held * value_size**2 // 4) | 1)
         defines = {
-            "KERNEL": KERNELS.index(name), "HEADS": heads, "D": size, "V": value_size,
+            "KERNEL": KERNELS.index(name), "HEADS": heads, "SLICES": slices,
+            "D": size // slices, "V": value_size // slices,
             "GROUP": group, "ROWS": rows, "WARPS": warps, "BLOCKS": blocks,
             "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
             "NORMALISER": NORMALISERS.index(self.form.normaliser),
@@ -87,6 +89,8 @@ class _Problem:
     def _group(self, name: str) -> int:
         """Over how many lanes the heads of a row are split, so that none holds too much."""
         heads, size, group = self.q.shape[2], max(self.q.shape[3], self.v.shape[3]), 1
+        if self.slices > 1:
+            return self.slices << (heads - 1).bit_length()
         while group < min(heads, LANES) and -(-heads // group) * size > self._tuning(name)[0]:
             group *= 2
         return group
