@@ -18,6 +18,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hyla.experiments.sraven import HEAD_SIZES_TOTAL
+from hyla.model import FEED_FORWARDS
 from hyla.train import RunConfig, grid, sraven_run
 from hyla.train.population import Population
 
@@ -101,6 +103,8 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--attention", nargs="+", default=["softmax", "linear", "hyla"])
+    parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
+    parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
     parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"] if on_gpu else ["fp32"])
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
@@ -108,6 +112,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="on a GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.heads < 1 or HEAD_SIZES_TOTAL % options.heads:
+        parser.error(f"--heads: expected a divisor of {HEAD_SIZES_TOTAL}, got {options.heads}")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
@@ -119,13 +125,18 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention)
-        config = replace(config, precision=precision)
+        model = replace(
+            config.model, feed_forward=options.feed_forward, heads=options.heads,
+            head_size=HEAD_SIZES_TOTAL // options.heads,
+        )  # fmt: skip
+        config = replace(config, model=model, precision=precision)
         everyone = range(members)
         population, gradients = make(config, everyone, device, compiled=mode == "compiled")
         errors = check(config, population, gradients)
         step = milliseconds(population, options.repeats)
         result = {
-            "attention": attention, "precision": precision, "members": members, "mode": mode,
+            "attention": attention, "feed_forward": options.feed_forward, "heads": options.heads,
+            "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),
             "loss_error": errors[0], "gradient_error": errors[1],
