@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from hyla.errors import bad_value
 
@@ -59,7 +60,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     x_MND = x.flatten(1, -2)
     # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
     single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-    if x.device.type == "cuda" and single:
+    # With a forward mode, `Product` could not be compiled.
+    if x.device.type == "cuda" and single and forward_ad._current_level < 0:
         product: Any = Product.apply
         y_MNE = product(x_MND, weight, parts_of_sum(x_MND.shape[1], weight.shape))
     else:

@@ -5,6 +5,7 @@ import torch
 from helpers import ALL_KINDS, deep_weight, inputs, relative_error
 
 from hyla import ModelConfig, attend, build, stack
+from hyla.layers import linear, parts_of_sum
 
 pytestmark = pytest.mark.gpu
 
@@ -33,6 +34,25 @@ def test_attend_on_the_gpu_is_near_float64(
     for gradient in torch.autograd.grad(given.sum(), (q, k, v)):
         assert gradient.isfinite().all()
         assert gradient[0].eq(0).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_whose_gradient_is_summed_in_parts(compiled: bool) -> None:
+    members, tokens, inputs_, outputs = 4, 128 * 36, 128, 64
+    assert parts_of_sum(tokens, (members, outputs, inputs_)) == 32
+    x = torch.randn(members, 128, 36, inputs_, device="cuda", requires_grad=True)
+    weight = torch.randn(members, outputs, inputs_, device="cuda", requires_grad=True)
+    bias = torch.randn(members, outputs, device="cuda", requires_grad=True)
+    given = x, weight, bias
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    grad = torch.randn(members, 128, 36, outputs, device="cuda")
+    function = torch.compile(linear, fullgraph=True) if compiled else linear
+    ours = torch.autograd.grad(function(*given), given, grad)
+    theirs = torch.autograd.grad(linear(*exact), exact, grad.double())
+    for found, wanted in zip(ours, theirs, strict=True):
+        assert relative_error(found.cpu(), wanted.cpu()) < 1e-5
+    _, tangent = torch.func.jvp(lambda x: linear(x, weight, bias), (x,), (torch.ones_like(x),))
+    assert relative_error(tangent.cpu(), linear(torch.ones_like(x), weight, None).cpu()) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

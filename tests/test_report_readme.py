@@ -62,6 +62,19 @@ def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
     assert any(line.startswith("† ") and "experts" in line for line in lines)
 
 
+def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path) -> None:
+    rows = [row | {"scale": "paper"} for row in rows_of(EXPERIMENTS["ablation"])]
+    (tmp_path / "ablation.json").write_text(json.dumps(rows))
+    lines = results_block(load(tmp_path, tmp_path / "runs")).splitlines()
+    for experiment in EXPERIMENTS.values():
+        for claim in experiment.claims:
+            told = [line for line in lines if f"{claim.text} ({experiment.where})" in line]
+            assert len(told) == ("paper" in experiment.scales), claim.text
+            missing = [line for line in told if line.startswith("- Not measured: ")]
+            assert missing == (told if experiment.name != "ablation" else [])
+            assert all(line.endswith(f"`hyla reproduce {experiment.name}`.") for line in missing)
+
+
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path, dict)
     file = tmp_path / "README.md"

@@ -175,6 +175,8 @@ def run_experiment(
             say("then replaced there")
         runs = kept(point, here) if experiment.keep else []
         runs = runs or trained(point, here, watcher, say)
+        if experiment.keep:  # an analysis of what is trained
+            say(f"{place}: analysing the trained models, minutes on a CPU at the paper's scale")
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)

@@ -22,7 +22,7 @@ def results_block(found: Sequence[Found]) -> str:
     """Markdown of what is measured at the paper's scale."""
     there = [one for one in found if one.scale == "paper"]
     rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
-    table, claims = _table(rows), _claims(there)
+    table, claims = _table(rows), _claims(found)
     notes = [*([FIRST_SEED_NOTE] * any(map(is_first_seed, rows))), ABLATION.note]
     lines = [*table, "", " ".join(notes), "", MEANING, "", *claims, *_beyond(rows)]
     return "\n".join(lines) + "\n"
@@ -63,10 +63,15 @@ def _beyond(rows: Sequence[Row]) -> list[str]:
 
 
 def _claims(found: Sequence[Found]) -> list[str]:
-    return [
-        f"- {judged.outcome.capitalize()}: {claim.text} ({one.experiment.where}). "
-        f"{judged.evidence}."
-        for one in found
-        for claim, judged in one.verdicts
-        if judged.outcome != NOT_MEASURED.outcome
-    ]
+    """A line for each claim that is judged at the paper's scale, then for each that is not."""
+    judged, left = [], []
+    for one in found:
+        if "paper" not in one.experiment.scales:
+            continue
+        for claim, verdict in one.verdicts:
+            place = f"{claim.text} ({one.experiment.where})"
+            if one.scale == "paper" and verdict.outcome != NOT_MEASURED.outcome:
+                judged.append(f"- {verdict.outcome.capitalize()}: {place}. {verdict.evidence}.")
+            else:
+                left.append(f"- Not measured: {place}; `hyla reproduce {one.experiment.name}`.")
+    return judged + left
