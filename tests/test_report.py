@@ -116,6 +116,17 @@ def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
     assert found.rows_for(other) == found.rows
 
 
+def test_a_row_that_diverged_says_so_beside_the_paper() -> None:
+    first, second = (row for row in rows_of(EXPERIMENTS["ablation"]) if row["row"] == "HYLA")
+    second |= {"mean": None, "standard_error": None, "per_seed": [None, None, None]}
+    drawn = draw_table(EXPERIMENTS["ablation"].figures[0], [first, second], ("row", "task"))
+    assert drawn.table is not None
+    assert drawn.table.body[0][3:] == ["diverged", "69.1 ± 1.9"]
+    assert [len(panel.data[-1]["x"]) for panel in drawn.panels] == [1, 1]  # one is the paper's
+    second |= {"per_seed": [None, 3.0, None]}  # a mean is missing for no such reason
+    assert draw_table(EXPERIMENTS["ablation"].figures[0], [second], ("row", "task")).table is None
+
+
 def test_a_table_marks_what_differs_from_the_paper() -> None:
     base = {"row": "HYLA", "task": "SRAVEN", "scale": "paper", "standard_error": 1.0}
     row = {**base, "mean": 60.0, "paper_mean": 63.0, "paper_standard_error": 1.0}

@@ -42,7 +42,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
 
     def check(row: Row) -> None:
         need(row, figure.x, figure.y)
-        if number(row.get("mean")) is None and ONLY_PAPER not in row:
+        if number(row.get("mean")) is None and not _instead(row):
             raise MissingError("no mean")
 
     there = list(usable(drawn, rows, axes, check))
@@ -80,7 +80,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
 
 def marked_mean(row: Row) -> str:
     """The mean of a row with its standard error, marked if it was searched on one seed."""
-    text = with_error(row["mean"], row.get("standard_error"))
+    text = _instead(row) or with_error(row["mean"], row.get("standard_error"))
     return f"{text} {MARK}" if is_first_seed(row) else text
 
 
@@ -104,9 +104,9 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
     if row is None:
         return ["not measured", ""] if papers else ["not measured"]
     theirs = with_error(row.get("paper_mean"), row.get("paper_standard_error"))
-    if ONLY_PAPER in row:
-        return ["not measured", theirs]
     ours = marked_mean(row)
+    if _instead(row):
+        return [ours, theirs] if papers else [ours]
     errors = against_paper(row)
     mark = ""
     comparable = row.get("scale") == "paper"
@@ -114,6 +114,15 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
         mark = "above" if errors > 0 else "below"
     cell = Cell(ours, "\n".join(about.lines(row, axes, OURS, row)), mark)
     return [cell, theirs] if papers else [cell]
+
+
+def _instead(row: Row) -> str:
+    """What is said in the place of a mean; nothing where there is one, or should be."""
+    if ONLY_PAPER in row:
+        return "not measured"
+    seeds = row.get("per_seed")
+    diverged = isinstance(seeds, list) and seeds and all(value is None for value in seeds)
+    return "diverged" if diverged else ""
 
 
 def _dots(
