@@ -76,12 +76,13 @@ def parts_of_sum(tokens: int, shape_MED: Sequence[int]) -> int:
     """In how many parts the gradient of weights is best summed over tokens on a GPU.
 
     In fp32 and tf32 cuBLAS has one block for each tile of it, which for few members leaves most of
-    the GPU idle: half of a step of 4 members was spent there (docs/performance.md).
+    the GPU idle: a third of a step of 4 members was spent there (docs/performance.md).
     """
     members, outputs, inputs = shape_MED
-    tiles = members * math.ceil(outputs / 64) * math.ceil(inputs / 64)
-    most = min(256 // tiles, tokens // 128)
-    return math.gcd(1 << most.bit_length() - 1, tokens) if most else 1
+    tiles, parts = members * -(-outputs // 64) * -(-inputs // 64), 1
+    while 2 * parts * tiles <= 256 and tokens >= 256 * parts and tokens % (2 * parts) == 0:
+        parts *= 2
+    return parts
 
 
 class Product(torch.autograd.Function):
@@ -99,11 +100,12 @@ class Product(torch.autograd.Function):
         ctx.save_for_backward(x_MND, weight_MED)
 
     @staticmethod
-    def backward(ctx: Any, grad_MNE: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_MNE: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x_MND, weight_MED = ctx.saved_tensors
+        dx_MND = torch.bmm(grad_MNE, weight_MED) if ctx.needs_input_grad[0] else None
         grad_PNE, x_PND = (t.unflatten(1, (ctx.parts, -1)).flatten(0, 1) for t in (grad_MNE, x_MND))
         parts_MPED = torch.bmm(grad_PNE.mT, x_PND).unflatten(0, (-1, ctx.parts))
-        return torch.bmm(grad_MNE, weight_MED), parts_MPED.sum(dim=1), None
+        return dx_MND, parts_MPED.sum(dim=1), None
 
 
 class LayerNorm(nn.LayerNorm):

@@ -39,13 +39,18 @@ HALF = {"dtype": torch.bfloat16}
         ("thin", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("wide", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("tiles", (1, 2, 3, 4), {"device": "cpu"}, "tensors on a GPU, not on cpu"),
-        ("thin", (1, 2, 3, 17), {}, "at most 64 heads of size 16 .*, not 3 of 17"),
-        ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16 .*, not 65 of 4"),
-        ("thin", (1, 2, 2, 33), {}, "heads x size of at most 64, .*, not 2 of 33"),
-        ("thin", (1, 2, 1, 50), {}, "above 32 multiples of 4.*, not 1 of 50"),
+        ("thin", (1, 2, 3, 17), {}, "at most 64 heads of size 16 .*, not 3 of .17, 17."),
+        ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16 .*, not 65 of .4, 4."),
+        ("thin", (1, 2, 2, 33), {}, "heads x size of at most 64; .*, not 2 of .33, 33."),
+        ("thin", (1, 2, 1, 50), {}, "above 32: multiples of 4.*, not 1 of .50, 50."),
         ("tiles", (1, 2, 3, 129), {}, "at most 32 heads of size 128, not 3 of 129"),
         ("tiles", (1, 2, 33, 4), {}, "at most 32 heads of size 128, not 33 of 4"),
-        ("thin", (1, 2, 3, 5), {"kind": "hyla+deep"}, "values of a size of at most 4 .*not 5"),
+        (
+            "thin",
+            (1, 2, 3, 5),
+            {"kind": "hyla+deep"},
+            "sizes of at most 16, of values 4, .*not .5, 5.",
+        ),
         ("tiles", (1, 2, 8, 64), {"kind": "hyla+deep"}, "heads x size of at most 512 .*not 8 x 64"),
         ("wide", (1, 2, 8, 64), {}, "bfloat16 or float16 tensors, not float32"),
         ("wide", (1, 2, 8, 48), HALF, "at most 16 heads of size 32 or 64, not 8 of .48, 48."),
@@ -79,6 +84,23 @@ def test_a_backend_says_what_it_cannot_do(
     activation, biased = options.get("activation", "relu"), options.get("biased", False)
     with pytest.raises(ValueError, match=rf"^backend: '{backend}' needs .*{reason}.*; None takes"):
         fused.choose(backend, x, x, x, kind, activation, biased)
+
+
+def test_large_heads_that_thin_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def tensor(size: int, dtype: torch.dtype = torch.float32) -> Any:
+        shape = torch.Size((512, 36, 1, size))
+        cuda = torch.device("cuda")
+        return SimpleNamespace(shape=shape, numel=shape.numel, dtype=dtype, device=cuda)
+
+    q, v = tensor(32), tensor(4)
+    assert fused.choose("thin", q, q, v, KINDS["hyla"], "relu", False) == "thin"
+    with pytest.raises(ValueError, match="sizes of at most 16, of values 4, .*not .32, 4."):
+        fused.choose("thin", q, q, v, KINDS["hyla+deep"], "relu", False)
+    for biased, chosen in ((False, "wide"), (True, "thin")):
+        half = tensor(64, torch.bfloat16)
+        assert fused.choose(None, half, half, half, KINDS["hyla"], "relu", biased) == chosen
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,20 @@ def test_parts_divide_the_tokens_and_fill_a_gpu() -> None:
     assert parts_of_sum(128 * 4, (4, 64, 128)) == 4
     assert parts_of_sum(128 * 37 + 1, (4, 64, 128)) == 1
     assert parts_of_sum(100, (4, 64, 128)) == parts_of_sum(128 * 36, (64, 512, 512)) == 1
+    assert parts_of_sum(0, (4, 64, 128)) == 1
+
+
+def test_a_product_in_parts_compiles_for_any_number_of_tokens() -> None:
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return Product.apply(x, weight, parts_of_sum(x.shape[1], weight.shape))
+
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True, dynamic=True)
+    weight = torch.randn(2, 3, 5, requires_grad=True)
+    for tokens in (512, 7 * 128, 36 * 128):
+        x = torch.randn(2, tokens, 5)
+        (found,) = torch.autograd.grad(compiled(x, weight).square().sum(), weight)
+        (exact,) = torch.autograd.grad((x @ weight.mT).square().sum(), weight)
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-3)
 
 
 def test_members_do_not_touch_each_other() -> None:

@@ -78,7 +78,9 @@ def choose(
     sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
     preferred: tuple[str, ...] = ("wide", "tiles", "thin")
     if sequences >= 64 and queries <= 256 and keys <= 256:
-        preferred = "thin", "wide", "tiles"  # a thread for each sequence, few keys to wait for
+        # A thread for each sequence, few keys to wait for; large heads rather in tensor cores.
+        large = slices(q, v) > 1
+        preferred = ("wide", "thin", "tiles") if large else ("thin", "wide", "tiles")
     elif queries < 16:
         preferred = "tiles", "thin", "wide"  # tiles also splits the keys of a query over the GPU
     for candidate in preferred:
@@ -152,11 +154,11 @@ def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
     heads, sizes, parts = q.shape[-2], (q.shape[-1], v.shape[-1]), slices(q, v)
     sliced = parts > 1 and (heads * max(sizes) > 64 or any(size % parts for size in sizes))
     if heads > 64 or sliced:
-        few = "heads x size of at most 64, sizes above 16 even and above 32 multiples of 4"
-        return f"at most 64 heads of size 16 (or {few}), not {heads} of {max(sizes)}"
+        few = "heads x size of at most 64; one above 16: both even; above 32: multiples of 4"
+        return f"at most 64 heads of size 16 (or {few}), not {heads} of {sizes}"
     # The gradient of its matrices stays in registers.
-    if kind.value_network == "deep" and v.shape[-1] > 4:
-        return f"values of a size of at most 4 for a deep value network, not {v.shape[-1]}"
+    if kind.value_network == "deep" and (v.shape[-1] > 4 or parts > 1):
+        return f"sizes of at most 16, of values 4, for a deep value network, not {sizes}"
     return None
 
 

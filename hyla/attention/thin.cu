@@ -20,6 +20,7 @@ constexpr int PARTS = HEADS * SLICES;
 constexpr int HL = (PARTS + GROUP - 1) / GROUP;  // 1 with several slices
 constexpr int SEQS = LANES / GROUP;
 constexpr bool EVEN = PARTS % GROUP == 0;
+static_assert(SLICES == 1 || HL == 1 && !DEEP, "a sliced head has one lane for a slice, and no deep network");
 
 #if TYPE == 0
 typedef float number;
