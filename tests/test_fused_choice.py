@@ -96,7 +96,7 @@ def test_large_heads_that_thin_would_split(monkeypatch: pytest.MonkeyPatch) -> N
 
     q, v = tensor(32), tensor(4)
     assert fused.choose("thin", q, q, v, KINDS["hyla"], "relu", False) == "thin"
-    with pytest.raises(ValueError, match="sizes of at most 16, of values 4, .*not .32, 4."):
+    with pytest.raises(ValueError, match=r"sizes of at most 16, of values 4, .*not .32, 4."):
         fused.choose("thin", q, q, v, KINDS["hyla+deep"], "relu", False)
     for biased, chosen in ((False, "wide"), (True, "thin")):
         half = tensor(64, torch.bfloat16)
