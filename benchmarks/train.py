@@ -1,6 +1,6 @@
 """How many instances a second a population trains on: `python benchmarks/train.py`.
 
-SRAVEN, 4 layers, width 1, batch 128 for each member: the whole step (data, forward, backward,
+SRAVEN, 4 layers of width 128, batch 128 for each member: the whole step (data, forward, backward,
 AdamW), on CUDA replayed as a graph, evaluation excluded. Prints no rate unless the result is right:
 the first gradients and the losses of ten steps of members at the beginning, in the middle and at
 the end must be those of each trained by itself, in fp32, without compilation. Times are medians
@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hyla import KINDS
 from hyla.experiments.sraven import HEAD_SIZES_TOTAL
 from hyla.model import FEED_FORWARDS
 from hyla.train import RunConfig, grid, sraven_run
@@ -102,11 +103,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    parser.add_argument("--attention", nargs="+", default=["softmax", "linear", "hyla"])
+    kinds = ["softmax", "linear", "hyla"]
+    parser.add_argument("--attention", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
     parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
-    parser.add_argument("--precision", nargs="+", default=["bf16", "tf32"] if on_gpu else ["fp32"])
+    precisions = ["bf16", "tf32"] if on_gpu else ["fp32"]
+    parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--profile", action="store_true", help="on a GPU")
@@ -114,6 +117,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.heads < 1 or HEAD_SIZES_TOTAL % options.heads:
         parser.error(f"--heads: expected a divisor of {HEAD_SIZES_TOTAL}, got {options.heads}")
+    if min(*options.members, options.repeats) < 1:
+        parser.error("--members, --repeats: expected whole numbers of at least 1")
+    if options.device != "cpu" and not on_gpu:
+        parser.error(f"--device: expected cpu, for there is no GPU here, got {options.device}")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
@@ -156,9 +163,9 @@ def write(result: dict[str, object], as_json: bool) -> None:
         sys.stdout.flush()
         return
     sys.stdout.write(
-        "{attention:10}{precision:6}{members:4} members, {mode:9}{milliseconds_a_step:8.2f} ms a "
-        "step,{instances_per_second:9,} instances/s; loss off by {loss_error:.0e}, "
-        "gradients by {gradient_error:.0e}\n".format(**result)
+        "{attention:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, {mode:9}"
+        "{milliseconds_a_step:8.2f} ms a step,{instances_per_second:9,} instances/s; "
+        "loss off by {loss_error:.0e}, gradients by {gradient_error:.0e}\n".format(**result)
     )
     for kernel, launches, time_taken in result.get("kernels", []):
         sys.stdout.write(f"    {time_taken:7.3f} ms {launches:4} x {kernel[:100]}\n")

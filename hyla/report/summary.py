@@ -49,7 +49,9 @@ MEANING = (
     "Reproduced: all comparisons of a claim hold by more than two standard errors (codes are "
     "decoded: an F1 of 50 or more; unknown terms are not solved: a model explains less than half "
     "of what it explains in distribution). In part: some hold, or all by more than one standard "
-    "error. Open: none holds so far, and some are not measured. Not reproduced: none holds."
+    "error. Open: none holds so far, and some are not measured. Not reproduced: none holds. With "
+    "three seeds two standard errors are lenient: one comparison in 6 to 8 would be as large by "
+    "chance."
 )
 
 
@@ -131,7 +133,8 @@ def _groups(found: Sequence[Found]) -> Iterable[str]:
         yield folded("Verdicts on smoke results", f"<ul class='verdicts'>{smoke}</ul>")
     rest = _verdicts(list(filter(_is_counted, found)), (NOT_MEASURED.outcome,), None)
     if rest:
-        yield folded("Claims not measured", f"<ul class='verdicts'>{rest}</ul>")
+        count = counts(found)[""][NOT_MEASURED.outcome]
+        yield folded(f"Claims not measured: {count}", f"<ul class='verdicts'>{rest}</ul>")
 
 
 def _verdicts(found: Sequence[Found], outcomes: Sequence[str], scale: str | None) -> str:

@@ -241,6 +241,8 @@ class Run:
         The measures come after the checkpoint, so that going on from it takes them back.
         """
         self.report("evaluating")
+        count = f"{self.config.evaluation_instances:,} instances of each split"
+        self.watcher.say(f"trained; evaluating on {count} (evaluation-instances)")
         self.complete_losses()
         records = self.evaluate(self.config.splits, self.config.evaluation_instances)
         for record in records:
