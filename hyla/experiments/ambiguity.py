@@ -80,9 +80,10 @@ def rarely_ambiguous(rows: Sequence[Row]) -> Verdict:
     together = measures["ambiguous in every feature"]["mean"]
     alone = measures["ambiguous feature by feature"]["mean"]
     evidence = (
-        f"{mean:.1f} % by the definition in words, {together:.2f} % if one other answer must "
-        f"differ in every feature, as the authors count, {alone:.2f} % if every feature must be "
-        f"ambiguous by itself (paper: {row['paper_mean']} %)"
+        f"{mean:.1f} % by the paper's definition in words; only if counted otherwise less: "
+        f"{together:.2f} % if one other answer must differ in every feature, as in the authors' "
+        f"code, {alone:.2f} % if every feature must be ambiguous by itself (paper: "
+        f"{row['paper_mean']} %; docs/sraven.md has all three for more values)"
     )
     return Verdict(REPRODUCED if mean < PAPER_LIMIT else NOT_REPRODUCED, evidence)
 
