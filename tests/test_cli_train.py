@@ -26,7 +26,8 @@ MODEL = {
     "activation": ("--activation silu", "silu"), "causal": ("--causal", True),
     "positions": ("--positions rotary", "rotary"), "max_tokens": ("--max-tokens 77", 77),
     "feed_forward": ("--feed-forward moe", "moe"), "hidden_size": ("--hidden-size 40", 40),
-    "experts": ("--experts 7", 7), "top_k": ("--top-k 1", 1),
+    "experts": ("--feed-forward moe --experts 7", 7),
+    "top_k": ("--feed-forward moe --top-k 1", 1),
 }  # fmt: skip
 RUN = {
     "steps": ("--steps 5000", 5000), "batch": ("--batch 64", 64),
@@ -176,6 +177,7 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("sraven --batch 0", "batch: expected"),
         ("sraven --steps 10 --warmup 10", "warmup: expected less than the 10 steps, got 10"),
         ("sraven --width-factor 0", "width_factor: expected"),
+        ("fuzzy --experts 8", "experts: expected nothing but with --feed-forward moe, got 8"),
         ("sraven --values 2", "values: expected"),
         ("sraven --stop-at 0", "stop_at: expected"),
         ("sraven --members-at-once 0", "members_at_once: expected"),

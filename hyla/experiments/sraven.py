@@ -201,7 +201,8 @@ HEADS_EXPERIMENT = Experiment(
         ),
     ),
     smoke={"heads": (1, 4)},
-    note="Queries, keys and values of all heads together keep their size of 64.",
+    note="Queries, keys and values of all heads together keep their size of 64. Of a single head "
+    "RMSHead leaves only the sign of the score, with hardly a gradient.",
 )
 FEATURES = Experiment(
     name="features",
