@@ -76,7 +76,7 @@ def parts_of_sum(tokens: int, shape_MED: Sequence[int]) -> int:
     """In how many parts the gradient of weights is best summed over tokens on a GPU.
 
     In fp32 and tf32 cuBLAS has one block for each tile of it, which for few members leaves most of
-    the GPU idle: a third of a step of 4 members was spent there (docs/performance.md).
+    the GPU idle: 38 % of a step of 4 members was spent there (docs/performance.md).
     """
     members, outputs, inputs = shape_MED
     tiles, parts = members * -(-outputs // 64) * -(-inputs // 64), 1

@@ -152,8 +152,8 @@ def slices(q: Tensor, v: Tensor) -> int:
 
 def _refusal_of_thin(q: Tensor, v: Tensor, kind: Kind) -> str | None:
     heads, sizes, parts = q.shape[-2], (q.shape[-1], v.shape[-1]), slices(q, v)
-    sliced = parts > 1 and (heads * max(sizes) > 64 or any(size % parts for size in sizes))
-    if heads > 64 or sliced:
+    too_large = parts > 1 and (heads * max(sizes) > 64 or any(size % parts for size in sizes))
+    if heads > 64 or too_large:
         few = "heads x size of at most 64; one above 16: both even; above 32: multiples of 4"
         return f"at most 64 heads of size 16 (or {few}), not {heads} of {sizes}"
     # The gradient of its matrices stays in registers.

@@ -60,19 +60,18 @@ class _Problem:
     def launch(
         self, name: str, arguments: Sequence[Tensor], *, bias_gradient: bool = False
     ) -> None:
-        queries, heads, size = self.q.shape[1:]
-        keys, value_size = self.k.shape[1], self.v.shape[-1]
+        queries, heads, keys = self.q.shape[1], self.q.shape[2], self.k.shape[1]
+        size, value_size = (x.shape[-1] // self.slices for x in (self.q, self.v))  # of a part
         _, rows, warps, blocks, chunk = self._tuning(name)
-        group, slices = self._group(name), self.slices
-        held, width = -(-heads * slices // group), self.q.element_size()
-        units = sum(-(-held * s * width // slices // 16) | 1 for s in (size, value_size))
+        group = self._group(name)
+        held, width = -(-heads * self.slices // group), self.q.element_size()
+        units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
         token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * heads)
         deep_bytes = 0 if self.deep is None else 16 * group * (-(-held * value_size**2 // 4) | 1)
         defines = {
-            "KERNEL": KERNELS.index(name), "HEADS": heads, "SLICES": slices,
-            "D": size // slices, "V": value_size // slices,
-            "GROUP": group, "ROWS": rows, "WARPS": warps, "BLOCKS": blocks,
-            "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
+            "KERNEL": KERNELS.index(name), "HEADS": heads, "SLICES": self.slices,
+            "D": size, "V": value_size, "GROUP": group, "ROWS": rows, "WARPS": warps,
+            "BLOCKS": blocks, "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
             "NORMALISER": NORMALISERS.index(self.form.normaliser),
             "MLP": self.form.value_network != "linear", "DEEP": self.deep is not None,
             "RELU": self.form.relu,

@@ -321,7 +321,7 @@ def _replaced(run: RunConfig, model: ModelOptions, training: TrainingOptions) ->
     """The paper's run with the options that were given."""
     names = {field.name for field in fields(ModelConfig)}
     changes = {name: value for name, value in given(model).items() if name in names}
-    for name in {"experts", "top_k"} & set(changes):
-        if model.feed_forward != "moe":
+    for name in ("experts", "top_k"):
+        if name in changes and model.feed_forward != "moe":
             raise bad_value(name, changes[name], "nothing but with --feed-forward moe")
     return replace(run, model=replace(run.model, **changes), **training.rest)
