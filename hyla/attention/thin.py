@@ -71,7 +71,8 @@ class _Problem:
         defines = {
             "KERNEL": KERNELS.index(name), "HEADS": heads, "SLICES": self.slices,
             "D": size, "V": value_size, "GROUP": group, "ROWS": rows, "WARPS": warps,
-            "BLOCKS": blocks, "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
+            "BLOCKS": blocks,
+            "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
             "NORMALISER": NORMALISERS.index(self.form.normaliser),
             "MLP": self.form.value_network != "linear", "DEEP": self.deep is not None,
             "RELU": self.form.relu,
