@@ -148,6 +148,26 @@ def test_hovers_legends_dark_mode_and_phones(browser: Any, pages: SimpleNamespac
         assert visit.width() == 360
 
 
+def test_evidence_is_seen_whole_at_the_top_without_scripts(
+    browser: Any, pages: SimpleNamespace
+) -> None:
+    phone = {"viewport": {"width": 360, "height": 740}, "java_script_enabled": False}
+    whole = "(all) => all.every((e) => e.offsetHeight && e.scrollHeight <= e.offsetHeight)"
+    for scheme in ("light", "dark"):
+        with Visit(browser, pages.full, color_scheme=scheme, **phone) as visit:
+            header = visit.page.locator("header")
+            evidence = header.locator("details .evidence")
+            assert evidence.count() > 10
+            assert not evidence.first.is_visible()
+            for summary in header.locator("ul.verdicts summary").all():
+                summary.press("Enter")
+            assert header.locator("ul.verdicts details:not([open])").count() == 0
+            assert evidence.evaluate_all(whole)
+    with Visit(browser, pages.full, **phone) as visit:
+        visit.page.emulate_media(media="print")
+        assert visit.page.locator("header .evidence").evaluate_all(whole)
+
+
 def test_an_empty_page_has_commands(browser: Any, pages: SimpleNamespace) -> None:
     with Visit(browser, pages.empty) as visit:
         commands = visit.page.locator(".empty code").all_inner_texts()

@@ -61,11 +61,17 @@ def badge(scale: str) -> str:
 
 
 def verdict(claim: Claim, judged: Verdict, scale: str, where: str = "") -> str:
-    """A claim with its outcome and the evidence; that of a smoke run has no colour."""
+    """A claim with its outcome and the evidence; that of a smoke run has no colour.
+
+    where: a link to the experiment, where many claims stand together: there evidence is folded.
+    """
     look, sign = LOOKS.get(judged.outcome, LOOKS[NOT_MEASURED.outcome])
     if scale == "smoke" and judged.outcome in OUTCOMES:
         look, sign = "none", "smoke:"
     evidence = f'<span class="evidence">{escape(judged.evidence)}</span>' if judged.evidence else ""
+    first, _, rest = judged.evidence.partition(": ")
+    if where and rest and judged.outcome in OUTCOMES:
+        evidence = folded(f"Evidence: {first}", f'<span class="evidence">{escape(rest)}</span>')
     return (
         f'<li class="{look}"><span class="outcome">{sign} {escape(judged.outcome)}</span>: '
         f"{escape(claim.text)}{where}{evidence}</li>"
