@@ -58,9 +58,11 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
     unsolved = [unknown <= max(0.0, known / 2) for unknown, known, _ in models]
     unknown, known, row = max(models, key=lambda model: model[0])
     where = f"{row['attention']}, {row['examples']} examples, {row['held_out']:.0%} held out"
-    evidence = f"R2 less than half of that in distribution: {sum(unsolved)} of {len(models)} models"
-    evidence += f" ({len(there)} of {len(points())} points); most: {unknown:.1f}, in distribution "
-    evidence += f"{known:.1f} ({where}, where the mean over seeds is {shown(row, UNKNOWN)})"
+    evidence = (
+        f"{sum(unsolved)} of {len(models)} models ({len(there)} of {len(points())} points) have an "
+        f"R2 of less than half of that in distribution: the most is {unknown:.1f}, in distribution "
+        f"{known:.1f} ({where}, where the mean over seeds is {shown(row, UNKNOWN)})"
+    )
     judged = outcome(unsolved, unsolved)
     if judged == REPRODUCED and len(there) < len(points()):
         judged = IN_PART

@@ -69,11 +69,11 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
         for (a, b, label), held in zip(there, holds, strict=True)
     )
     tends = [errors > TENDENCY for _, errors in gaps]
-    evidence = f"{sum(holds)} of {len(there)} hold: {evidence}"
-    if len(there) == len(pairs):
-        return Verdict(outcome(holds, tends), evidence)
-    evidence += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
-    return Verdict(OPEN if outcome(holds, tends) == NOT_REPRODUCED else IN_PART, evidence)
+    judged, told = outcome(holds, tends), f"{sum(holds)} of {len(there)} hold"
+    if len(there) < len(pairs):
+        judged = OPEN if judged == NOT_REPRODUCED else IN_PART
+        told += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
+    return Verdict(judged, f"{told}: {evidence}")
 
 
 def _in_paper(one: Row, other: Row, name: str) -> str:
