@@ -1,0 +1,60 @@
+"""What the report says in words: evidence on the first screen, and notes."""
+
+import json
+import re
+from collections import defaultdict
+from html import unescape
+from pathlib import Path
+
+from test_report_rows import write_results
+
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.ablation import ABLATION
+from hyla.experiments.declare import Verdict
+from hyla.experiments.judge import find
+from hyla.report import load, render
+from hyla.report.summary import first_screen, verdict
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_first_screen_has_all_of_the_evidence(tmp_path: Path) -> None:
+    found = load(*write_results(tmp_path))
+    text = unescape(first_screen(found)).replace('</summary><span class="evidence">', ": ")
+    judged = [one for experiment in found for _, one in experiment.verdicts if one.evidence]
+    assert len(judged) > 10
+    for one in judged:
+        assert f"<summary>Evidence: {one.evidence}</span>" in text
+
+
+def test_what_went_wrong_stays_in_one_piece() -> None:
+    claim = EXPERIMENTS["ablation"].claims[0]
+    reason = "rows could not be judged (KeyError: mean)"
+    assert f">{reason}<" in verdict(claim, Verdict("not measured", reason), "paper", " (link)")
+    assert "<details" not in verdict(claim, Verdict("in part", "1 of 2 hold: a; b"), "paper")
+
+
+def test_the_table_says_that_runs_of_hyla_differ(tmp_path: Path) -> None:
+    figure = ABLATION.figures[0]
+    page = unescape(render(ROOT / "results", tmp_path))
+    inside = page[page.index(figure.title, page.index('id="ablation"')) :]
+    assert figure.caption in inside[: inside.index("</figure>")]
+    place = re.search(r'(docs/\S+), "(.*)"', figure.caption)
+    assert place is not None
+    assert f"**{place[2]}.**" in (ROOT / place[1]).read_text()
+
+
+def test_hyla_on_sraven_is_one_of_three_runs_that_differ() -> None:
+    assert "one of three runs" in ABLATION.figures[0].caption
+    trainings = json.loads((ROOT / "results/trainings.json").read_text())
+    hyla = {"row": "HYLA", "task": "SRAVEN", "precision": "tf32"}
+    chosen = [t for t in trainings if hyla.items() <= t.items()]
+    searches = {("first-seed" in t["command"], t["kernels"]) for t in chosen}
+    assert len(searches) == 3
+    row = find(json.loads((ROOT / "results/ablation.json").read_text()), row="HYLA", task="SRAVEN")
+    assert row is not None
+    assert set(row["runs"]) < {t["run"] for t in chosen}
+    ends = defaultdict(list)
+    for t in chosen:
+        ends[t["seed"], t["learning_rate"], t["weight_decay"]].append(t["held_out"][-1])
+    assert max(max(values) - min(values) for values in ends.values()) > 30  # percent
