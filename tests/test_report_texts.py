@@ -6,13 +6,14 @@ from collections import defaultdict
 from html import unescape
 from pathlib import Path
 
-from test_report_rows import write_results
+from test_report_rows import rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Verdict
 from hyla.experiments.judge import find
 from hyla.report import load, render
+from hyla.report.figures import draw
 from hyla.report.summary import first_screen, verdict
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,18 @@ def test_what_went_wrong_stays_in_one_piece() -> None:
     reason = "rows could not be judged (KeyError: mean)"
     assert f">{reason}<" in verdict(claim, Verdict("not measured", reason), "paper", " (link)")
     assert "<details" not in verdict(claim, Verdict("in part", "1 of 2 hold: a; b"), "paper")
+
+
+def test_no_panel_or_line_is_named_by_a_number_alone() -> None:
+    for experiment in EXPERIMENTS.values():
+        for figure in experiment.figures:
+            for drawn in draw(figure, rows_of(experiment), experiment.axes):
+                names = [panel.title for panel in drawn.panels]
+                if figure.kind != "scatter":  # its title says by what points are coloured
+                    names += [key.name for key in drawn.legend]
+                assert not any(name.replace(".", "").isdigit() for name in names), drawn.title
+                words = {word for name in names for word in name.split(", ")}
+                assert not words & {"self", "row", "context", "query"}, drawn.title
 
 
 def test_the_table_says_that_runs_of_hyla_differ(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         }
         drawn.panels.append(Panel(title, [trace for trace in traces if trace["x"]], layout))
     if figure.colour:
-        drawn.legend = [_key(value, colours) for value in colours]
+        drawn.legend = [_key(figure.colour, value, colours) for value in colours]
     if ceilings:
         drawn.legend.append(Key(CEILING, GREY, "dash"))
     orders = [values_of(there, name) for name in (figure.facet, figure.colour, figure.x) if name]
@@ -65,9 +65,9 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
     return drawn
 
 
-def _key(value: Any, values: Sequence[Any]) -> Key:
+def _key(name: str, value: Any, values: Sequence[Any]) -> Key:
     look = style(value, values)
-    return Key(shown(value), look["colour"], look["dash"])
+    return Key(places([name], {name: value}), look["colour"], look["dash"])
 
 
 def _colour(figure: Figure, row: Row) -> Any:
@@ -158,7 +158,7 @@ def draw_curves(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Dra
     ]
     for row in there:
         steps, curves = _curves(row)
-        title = shown(row[figure.facet]) if figure.facet else places(axes, row)
+        title = places([figure.facet] if figure.facet else axes, row)
         curves = {names[0]: row["curves"]["accuracy"], **curves}
         traces = [
             _curve(str(i), name, steps, curves[name], looks[i])

@@ -19,7 +19,7 @@ Axes = Sequence[str]
 
 def draw_scatter(figure: Figure, rows: Sequence[Row], axes: Axes) -> Iterator[Drawn]:
     """A figure for each colouring: the one that is asked for, or all that the rows have."""
-    kept = [name for name in axes if name != "what"]
+    kept = [name for name in axes if name not in figure.where]  # the others are in the title
     checked = Drawn(figure.title)
     there = list(usable(checked, rows, kept, _map))
     colourings = list(dict.fromkeys(name for row in there for name in row["colours"]))
@@ -141,7 +141,7 @@ def _classes(row: Row, name: str, colours: dict[str, str]) -> Trace:
 def draw_matrix(figure: Figure, rows: Sequence[Row], axes: Axes) -> Drawn:
     """A heat map for each row."""
     drawn = Drawn(figure.title)
-    axes = [name for name in axes if name != "what"]
+    axes = [name for name in axes if name not in figure.where]
     there = list(usable(drawn, rows, axes, _matrix))
     everything = [value for row in there for line in row["matrix"] for value in line]
     finite = [value for value in everything if number(value) is not None]

@@ -10,7 +10,8 @@ from hyla.files import without_nan
 
 LONGEST = 300  # characters of one value in a figure
 MILLION = 1_000_000
-WORDS = {"millions": "millions of instances"}  # names of axes that do not speak for themselves
+# Names of axes that do not speak for themselves; "held out" is a measure.
+WORDS = {"millions": "millions of instances", "held_out": "fraction held out"}
 
 
 def escape(value: object) -> str:
@@ -180,6 +181,6 @@ def spoken(name: str) -> str:
     """The name of an axis or field in words.
 
     >>> spoken("held_out"), spoken("millions")
-    ('held out', 'millions of instances')
+    ('fraction held out', 'millions of instances')
     """
     return WORDS.get(name, name.replace("_", " "))
