@@ -41,8 +41,9 @@ code</em> that configures a small <em>value network</em>. It proposes HYLA, whic
 nonlinear, and tests on two tasks whether models solve new combinations of known parts, which were
 <em>held out</em> of training: <em>fuzzy logic</em> functions made of terms, to be learned from
 examples (measured by R2, the share of variance explained), and <em>SRAVEN</em>, symbolic puzzles
-made of rules (measured by the share solved). F1 says how well terms or rules can be read off the
-codes.
+made of rules (measured by the share solved; some fit more than one answer, and the <em>ceiling</em>
+is the share that an exact solver gets right with the most probable one). F1 says how well terms or
+rules can be read off the codes.
 """.strip()
 
 MEANING = (
