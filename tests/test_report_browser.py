@@ -112,6 +112,8 @@ def test_every_figure_is_drawn_also_on_paper(browser: Any, pages: SimpleNamespac
         assert page.evaluate(bare) == []
         assert page.evaluate(COLOURS) == ["rgb(255, 255, 255)"] * 2
         assert page.locator("details:not([open])").count() == 0
+        stays = "(all) => all.every((h) => getComputedStyle(h).breakAfter === 'avoid')"
+        assert page.locator("h2, h3, h4").evaluate_all(stays)  # with what it is the title of
         page.set_viewport_size({"width": 718, "height": 1000})  # A4 with margins
         assert page.evaluate("document.documentElement.scrollWidth") <= 718
 
