@@ -47,6 +47,24 @@ def test_no_panel_or_line_is_named_by_a_number_alone() -> None:
                 assert not words & {"self", "row", "context", "query"}, drawn.title
 
 
+def test_numbers_on_a_map_can_be_read() -> None:
+    experiment = EXPERIMENTS["ablation"]
+    (rules,) = (figure for figure in experiment.figures if figure.kind == "rules")
+    rows = [row for row in rows_of(experiment) if row["task"] == "SRAVEN"]
+    (trace,) = draw(rules, rows, experiment.axes)[0].panels[0].data
+    assert trace["type"] == "heatmap"
+    text = luminance(trace["textfont"]["color"])
+    for _, colour in trace["colorscale"]:
+        assert luminance(colour) + 0.05 > 4.5 * (text + 0.05)  # the contrast that WCAG asks for
+
+
+def luminance(colour: str) -> float:
+    """As WCAG defines it, of #rrggbb."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def test_the_table_says_that_runs_of_hyla_differ(tmp_path: Path) -> None:
     figure = ABLATION.figures[0]
     page = unescape(render(ROOT / "results", tmp_path))

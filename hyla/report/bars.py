@@ -29,6 +29,8 @@ SAME_CEILING = 1.0  # percent: seeds hold out other combinations
 MOST_BARS = 6  # beside each other; more are drawn as a map of numbers
 MOST_NARROW = 20  # bars in a panel that shares its line with others
 CONTROL = ", labels shuffled"
+# Colours of a map of numbers, on all of which the numbers can be read.
+PALE, ON_PALE = [[0, "#ffffff"], [1, "#56a5d8"]], "#1b1f24"
 
 
 def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
@@ -136,7 +138,8 @@ def _map(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequence[s
         "z": z,
         "zmin": 0,
         "zmax": 100,
-        "colorscale": "Cividis",
+        "colorscale": PALE,
+        "textfont": {"color": ON_PALE},
         "xgap": 2,
         "ygap": 2,
         "text": [[rounded(value) for value in line] for line in z],
