@@ -47,6 +47,19 @@ def test_no_panel_or_line_is_named_by_a_number_alone() -> None:
                 assert not words & {"self", "row", "context", "query"}, drawn.title
 
 
+def test_figures_of_decoding_say_what_is_decoded() -> None:
+    for name in ("codes-fuzzy", "codes-sraven"):
+        experiment = EXPERIMENTS[name]
+        for figure in experiment.figures:
+            if figure.kind != "bars":
+                continue
+            (drawn,) = draw(figure, rows_of(experiment), experiment.axes)
+            for panel in drawn.panels:
+                assert panel.layout["xaxis"]["title"]["text"] == "what is decoded"
+                assert panel.data[0]["x"][0] == "all"
+            assert figure.caption.startswith('"all" is the mean over')
+
+
 def test_numbers_on_a_map_can_be_read() -> None:
     experiment = EXPERIMENTS["ablation"]
     (rules,) = (figure for figure in experiment.figures if figure.kind == "rules")

@@ -268,7 +268,10 @@ def decoding_figure(title: str, way: Way, caption: str = "") -> Figure:
 def term_figures() -> list[Figure]:
     """Decoding of terms, both ways, and maps."""
     title = "F1 of decoding terms, fitted to functions of training, on held-out ones; "
-    caption = "In term n, variable j is negated unless bit j of n is set, counted from 0."
+    caption = (
+        '"all" is the mean over terms. In term n, variable j is negated unless bit j of n is set, '
+        "counted from 0."
+    )
     found = [decoding_figure(title + _told(way), way, caption) for way in FIXED]
     return [*found, *maps_of(("target", "function", "term 1", "term 2"), FIXED[0])]
 
@@ -276,13 +279,17 @@ def term_figures() -> list[Figure]:
 def rule_figures(way: Way) -> list[Figure]:
     """Decoding of rules, maps and matrices, for some keys."""
     title = f"F1 of decoding rules, fitted to tasks of training, on held-out ones; {_told(way)}"
+    caption = (
+        '"all" is the mean over rules. The last slot shows the last of its sorted rules, so '
+        "constant only where all are: without such a held-out task it has no F1."
+    )
     matrices = {
         "similarity": "Cosine similarity of the mean codes of rules, last layer",
         "mean codes": "Mean code of each rule, by head",
         "samples": "Random codes on held-out tasks, by head",
     }
     return [
-        decoding_figure(title, way),
+        decoding_figure(title, way, caption),
         *maps_of(("rule", "target"), way),
         *(
             Figure(

@@ -23,7 +23,18 @@ from hyla.report.drawn import (
     y_range,
 )
 from hyla.report.lines import CEILING
-from hyla.report.text import at, hover, label, number, places, plain, rounded, shown, with_error
+from hyla.report.text import (
+    at,
+    hover,
+    label,
+    number,
+    places,
+    plain,
+    rounded,
+    shown,
+    spoken,
+    with_error,
+)
 
 SAME_CEILING = 1.0  # percent: seeds hold out other combinations
 MOST_BARS = 6  # beside each other; more are drawn as a map of numbers
@@ -193,7 +204,9 @@ def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn
         control = control or any("pattern" in trace["marker"] for trace in traces)
         order = [label(shown(x), 12) for x in values_of(there, figure.x)]
         layout = {
-            "xaxis": axis(figure.x, type="category", categoryorder="array", categoryarray=order),
+            "xaxis": axis(
+                spoken(figure.x), type="category", categoryorder="array", categoryarray=order
+            ),
             "yaxis": axis(f"{figure.y}{', percent' * figure.percent}", range=limits),
             "barmode": "group",
         }

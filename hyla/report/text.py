@@ -11,7 +11,11 @@ from hyla.files import without_nan
 LONGEST = 300  # characters of one value in a figure
 MILLION = 1_000_000
 # Names of axes that do not speak for themselves; "held out" is a measure.
-WORDS = {"millions": "millions of instances", "held_out": "fraction held out"}
+WORDS = {
+    "millions": "millions of instances",
+    "held_out": "fraction held out",
+    "label": "what is decoded",
+}
 
 
 def escape(value: object) -> str:
