@@ -51,8 +51,8 @@ MEANING = (
     "decoded: an F1 of 50 or more; unknown terms are not solved: a model explains less than half "
     "of what it explains in distribution). In part: some hold, or all by more than one standard "
     "error. Open: none holds so far, and some are not measured. Not reproduced: none holds. With "
-    "three seeds two standard errors are lenient: one comparison in 6 to 8 would be as large by "
-    "chance."
+    "three seeds two standard errors are lenient: by chance alone one comparison in 11 to 17 would "
+    "hold."
 )
 
 
