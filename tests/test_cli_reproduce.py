@@ -41,6 +41,9 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
         ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
+        ("heads --processes 2 --again", "processes: expected 1 with --again"),
+        ("heads --only heads=1 --only heads=2", "--only: given more than once"),
+        ("heads --device nonsense", "device: expected one of this machine"),
         ("heads --time-limit 0", "time_limit: expected a number of minutes above 0, got 0"),
         (
             "heads --search frist-seed",
@@ -141,6 +144,32 @@ def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     assert "heads: time is up; the same command goes on from there" in found.stderr
     assert not (tmp_path / "smoke" / "results").exists()
+
+
+def test_all_experiments_are_looked_at_before_one_is_run(hyla: Hyla) -> None:
+    for names, message in [
+        ("heads features --scale smoke --only heads=1", "only: unknown name 'heads'"),
+        ("demo heads --scale demo", "scale of heads: unknown name 'demo'"),
+    ]:
+        assert message in hyla.error(f"reproduce {names} --runs {hyla.folder}")
+        assert not list(hyla.folder.iterdir())
+
+
+def test_what_is_done_is_printed_when_time_is_up(
+    hyla: Hyla, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hyla import cli
+
+    command = f"reproduce heads --scale smoke --device cpu --json --runs {hyla.folder}"
+    cli.main([*command.split(), "--only", "attention=hyla", "heads=1"])
+    done = json.loads(capsys.readouterr().out)
+    cli.main([*command.split(), "--only", "attention=hyla", "--time-limit", "1e-9"])
+    found = capsys.readouterr()
+    assert "heads: time is up at step" in found.err
+    assert json.loads(found.out) == done
+    command = f"reproduce ambiguity --scale smoke --json --runs {hyla.folder} --time-limit 1e-9"
+    cli.main(command.split())  # nothing is trained
+    assert json.loads(capsys.readouterr().out) == {"ambiguity": []}
 
 
 def test_points_that_share_a_run_do_not_get_in_each_others_way(tmp_path: Path) -> None:

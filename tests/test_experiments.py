@@ -1,5 +1,6 @@
 """The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,7 @@ def test_kept_models_are_analysed_again_without_their_runs(
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 100_000
     members_of_kept = load_run(folder)[0].members
     shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "runs" / "paper" / folder.name).mkdir(parents=True)  # of a run that never began
     again = run_experiment(experiment, replace(options, again=True))
     assert not list((tmp_path / "runs").rglob("config.json"))
     assert again == rows
@@ -256,11 +258,11 @@ def test_options_reach_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(runner, "train", record)
     options = Options(
-        scale="smoke", runs=tmp_path, precision="bf16", members=5, device="cpu", deadline=7.0
+        scale="smoke", runs=tmp_path, precision="bf16", members=5, device="cpu", deadline=math.inf
     )
     with pytest.raises(TimeUp):
         run_experiment(EXPERIMENTS["heads"], options)
-    assert (given["members_at_once"], given["deadline"], given["device"]) == (5, 7.0, "cpu")
+    assert (given["members_at_once"], given["deadline"], given["device"]) == (5, math.inf, "cpu")
     assert (given["precision"], given["folder"]) == ("bf16", tmp_path / "smoke")
 
 

@@ -10,9 +10,12 @@ from test_report_rows import RULES, rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.judge import find
+from hyla.experiments.results import read_rows
 from hyla.report import load, render
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.markdown import BEGIN, END, results_block, update
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -119,3 +122,14 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a file with the lines"):
         update(file, load(results, runs))
     assert file.read_text() == "no marks"
+
+
+def test_the_grid_of_a_result_says_why_its_setting_was_chosen() -> None:
+    rows = [row for name in EXPERIMENTS for row in read_rows(ROOT / "results" / f"{name}.json")]
+    grids = [row for row in rows if "grid" in row]
+    assert len(grids) > 40
+    for row in grids:
+        losses = [setting["validation_loss"] for setting in row["grid"]]
+        best = row["grid"][losses.index(min(losses))]
+        assert row["hyperparameters"].items() <= best.items(), row["command"]
+        assert best["held_out"] == pytest.approx(row["mean"])

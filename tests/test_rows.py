@@ -105,10 +105,14 @@ def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
     chosen = choose(members_of([search, others]))
     assert [m.seed for m in chosen] == [0, 1, 2]
     assert {m.settings[0] for m in chosen} == {3e-3}
+    # What decided is what is told of the settings, not a mean over other seeds.
+    (row,) = measured(Point({}, search.config), [search, others], "smoke")
+    assert [(g["validation_loss"], g["seeds"]) for g in row["grid"]] == [(0.3, 1), (0.2, 3)]
 
 
-def test_rows_of_hyla_tell_dead_layers(tmp_path: Path) -> None:
-    config = tiny_run("sraven")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_rows_of_hyla_tell_dead_layers(tmp_path: Path, precision: str) -> None:
+    config = replace(tiny_run("sraven"), precision=precision)
     config = replace(config, splits=("train", "held_out", "validation"))
     train(config, tmp_path / "run", device="cpu")
     found = runner.finished(tmp_path / "run")

@@ -20,7 +20,7 @@ ALSO_CALLED = {
     "--n-layers": "--layers", "--n-heads": "--heads", "--wd": "--weight-decay",
 }  # fmt: skip
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-ONCE = ("--lr", "--weight-decay", "--warmup", "--splits")
+ONCE = ("--lr", "--weight-decay", "--warmup", "--splits", "--only")
 
 
 def parse(app: SubcommandApp, arguments: Sequence[str]) -> Callable[[], None]:

@@ -19,8 +19,10 @@ from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.results import RESULTS, RUNS, results_file
 from hyla.experiments.runner import (
     Options,
+    chosen_points,
     points_left,
     require,
+    rows_so_far,
     run_experiment,
     status,
 )
@@ -29,6 +31,7 @@ from hyla.experiments.search import SEARCHES, run_names
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
+from hyla.train.placement import find_devices
 from hyla.train.watch import Watcher
 
 OUT_OF_TIME = 3  # what a process ends with that was stopped by the time limit
@@ -75,6 +78,8 @@ def reproduce(
     """
     chosen = _experiments(names, everything=list)
     _check(scale, precision, members, processes, time_limit)
+    if again and processes > 1:
+        raise bad_value("processes", processes, "1 with --again, which trains nothing")
     given = Options(
         runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
         device=device, members=members, again=again,
@@ -83,16 +88,19 @@ def reproduce(
     if list:
         _show_list(chosen, given, scale, json)
         return
+    work = [(one, replace(given, scale=scale or one.scales[0])) for one in chosen]
+    for experiment, options in work:  # what is wrong is told before anything is trained
+        chosen_points(experiment, options)
+    find_devices(device, "fp32")  # the precision counts only where something is trained
     made: dict[str, Any] = {}
-    for experiment in chosen:
-        options = replace(given, scale=scale or experiment.scales[0])
+    for experiment, options in work:
         try:
             if processes > 1:
                 _train_together(experiment, options, processes, quiet=json)
-                options = replace(options, again=False)
             made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
         except TimeUp as error:
             tell(f"{experiment.name}: {error}; the same command goes on from there")
+            made[experiment.name] = rows_so_far(experiment, options)
             break
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted: the same command goes on from here") from None

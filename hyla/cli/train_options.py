@@ -290,6 +290,8 @@ def sraven_config(
     """The run that these options describe."""
     if model.width_factor < 1:
         raise bad_value("width_factor", model.width_factor, "a whole number of at least 1")
+    if model.head_size_by_width and model.width_factor == 1:
+        raise bad_value("head_size_by_width", True, "a --width-factor of 2 or more beside it")
     sizes = ["width", "hidden_size", "head_size" if model.head_size_by_width else "heads"]
     if model.width_factor > 1 and set(sizes) <= set(given(model)):
         expected = f"1 where {', '.join(sizes)} are given: nothing is left to multiply"

@@ -6,7 +6,7 @@ from typing import Any
 
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED, NOT_REPRODUCED, REPRODUCED
-from hyla.experiments.rows import FinishedRun
+from hyla.experiments.rows import FinishedRun, paper_values
 from hyla.tasks.sraven import SravenConfig
 from hyla.tasks.sraven_stats import (
     number_of_instances,
@@ -37,7 +37,6 @@ def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     config, instances = SravenConfig(features=features, values=values), INSTANCES[scale]
     found = statistics(config, "all", instances)
     held_out = statistics(config, "held_out", instances, prior="all")
-    mean, error = point.paper or (None, None)
 
     def percent(name: str) -> dict[str, Any]:
         estimate = getattr(found, name)
@@ -60,8 +59,7 @@ def solved(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
             **point.axes,
             **measures["ambiguous"],
             "per_seed": [measures["ambiguous"]["mean"]],
-            "paper_mean": mean,
-            "paper_standard_error": error,
+            **paper_values(point),
             "measures": measures,
             "tasks": tasks,
             "laid_out_tasks": number_of_laid_out_tasks(features),

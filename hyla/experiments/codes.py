@@ -233,23 +233,22 @@ def _told(way: Way) -> str:
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
     """Addition and subtraction against all pairs of rules, for HYLA; and more so than untrained."""
     place = {"attention": "hyla", "what": "similarity"}
-    pairs = [
-        (_measure(row, one), _measure(row, other), f"{_told(way)}, {one} against {other}")
-        for way in KEYS
-        for row in rows
-        if is_at(row, {**place, **way}) and row["measures"][RELATED]["mean"] is not None
-        for one, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED))
-    ]
+    pairs = []
+    for way in KEYS:
+        row = next((row for row in rows if is_at(row, {**place, **way})), None)
+        for one, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED)):
+            label = f"{_told(way)}, {one} against {other}"
+            pairs.append((_measure(row, one), _measure(row, other), label))
     verdict = all_above(pairs, F1)
     if verdict is NOT_MEASURED:
         return verdict
     return Verdict(verdict.outcome, f"HYLA, last layer, cosine in percent, {verdict.evidence}")
 
 
-def _measure(row: Row, name: str) -> Row | None:
-    """A measure of a row as what is compared."""
-    measure = row["measures"].get(name)
-    return measure and {"measures": {F1: measure}}
+def _measure(row: Row | None, name: str) -> Row | None:
+    """A measure of a row as what is compared; None if there is none."""
+    measure = row and row["measures"].get(name)
+    return {"measures": {F1: measure}} if measure and measure["mean"] is not None else None
 
 
 def maps_of(colours: Sequence[str], way: Way) -> list[Figure]:

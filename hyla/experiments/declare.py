@@ -35,7 +35,7 @@ class Figure:
 
     kind: "table" (rows x columns), "lines" (y over x), "rules" (bars: accuracy by rule), "curves"
         (accuracy by rule over steps), "scatter" (maps of codes), "matrix" (similarity, mean codes,
-        samples), "bars" (y over x as bars, with a control).
+        samples), "bars" (y over x as bars, with a control), "measures" (a table of all measures).
     x, y: for a table, the axes of its rows and columns; else an axis and a measure.
     colour, facet: axes that tell lines and panels apart.
     where: only the rows with these values.

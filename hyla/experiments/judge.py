@@ -1,7 +1,7 @@
 """Whether claims hold: comparisons of rows against their standard errors."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hyla.experiments.declare import HELD_OUT, Axes, Row, Verdict
@@ -30,7 +30,20 @@ def shown(row: Row, name: str = HELD_OUT) -> str:
     """
     values = row["measures"][name]
     error = values.get("standard_error")
-    return f"{values['mean']:.1f}" + ("" if error is None else f" ± {error:.1f}")
+    text = f"{values['mean']:.1f}" + ("" if error is None else f" ± {error:.1f}")
+    return text + of_seeds(values)
+
+
+def of_seeds(values: Mapping[str, Any]) -> str:
+    """What to say where a mean is not of all seeds.
+
+    >>> of_seeds({"per_seed": [57.0, None, 59.0]})
+    ' (2 of 3 seeds)'
+    """
+    seeds = values.get("per_seed")
+    if not isinstance(seeds, list) or None not in seeds:
+        return ""
+    return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"
 
 
 def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float]:
@@ -40,10 +53,15 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
     errors = (a.get("standard_error"), b.get("standard_error"))
     if None in errors:
         return gap, 0.0
+    return gap, in_errors(gap, *errors)
+
+
+def in_errors(gap: float, *errors: float) -> float:
+    """A difference of means in standard errors of it, from those of the means."""
     spread = math.hypot(*errors)
     if spread == 0:
-        return gap, math.copysign(math.inf, gap) if gap else 0.0
-    return gap, gap / spread
+        return math.copysign(math.inf, gap) if gap else 0.0
+    return gap / spread
 
 
 def outcome(holds: Sequence[bool], tends: Sequence[bool]) -> str:
@@ -51,6 +69,11 @@ def outcome(holds: Sequence[bool], tends: Sequence[bool]) -> str:
     if all(holds):
         return REPRODUCED
     return IN_PART if any(holds) or all(tends) else NOT_REPRODUCED
+
+
+def so_far(judged: str) -> str:
+    """An outcome where a part of what belongs to it is not measured."""
+    return OPEN if judged == NOT_REPRODUCED else IN_PART
 
 
 def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = HELD_OUT) -> Verdict:
@@ -71,7 +94,7 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     tends = [errors > TENDENCY for _, errors in gaps]
     judged, told = outcome(holds, tends), f"{sum(holds)} of {len(there)} hold"
     if len(there) < len(pairs):
-        judged = OPEN if judged == NOT_REPRODUCED else IN_PART
+        judged = so_far(judged)
         told += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
     return Verdict(judged, f"{told}: {evidence}")
 

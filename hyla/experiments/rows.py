@@ -140,15 +140,21 @@ def paper_choice(members: Sequence[Trained]) -> list[Trained]:
 
 
 def _best(members: Sequence[Trained], cost: Callable[[Trained], float]) -> list[Trained]:
-    groups = by_settings(members)
-    shared = set.intersection(*({m.seed for m in group} for group in groups.values()))
+    shared = shared_seeds(members)
 
     def order(group: list[Trained]) -> tuple[int, float]:
         costs = [cost(m) for m in group if m.seed in shared]
         there = [value for value in costs if math.isfinite(value)]
         return len(costs) - len(there), mean(there) if there else math.inf
 
-    return min(groups.values(), key=order)
+    return min(by_settings(members).values(), key=order)
+
+
+def shared_seeds(members: Sequence[Trained]) -> set[int]:
+    """The seeds that every setting has; all of them if there is none."""
+    groups = by_settings(members).values()
+    shared = set.intersection(*({member.seed for member in group} for group in groups))
+    return shared or {member.seed for member in members}
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -209,7 +215,8 @@ def active_by_layer(member: Trained) -> list[float]:
     """Of each layer, the percent of its value networks' units that are on: 0 is a dead layer."""
     config, population = load_run(member.run.path)
     task = make_objective(config.task, [member.seed], torch.device("cpu")).task
-    inputs = task.batch("train", torch.arange(ACTIVE_INSTANCES)).inputs[0].float()
+    inputs = task.batch("train", torch.arange(ACTIVE_INSTANCES)).inputs[0]
+    inputs = inputs.to(next(population.parameters()).dtype)
     found = active_units(one_member(population, member.number), inputs)
     return [float(f"{100 * units.mean():.4g}") for units in found.values()]
 
@@ -267,8 +274,10 @@ def _solver_statistics(task: SravenConfig, instances: int, seed: int) -> Statist
 
 
 def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
+    """Each setting with the loss that it is chosen by, of the seeds that all settings have."""
+    shared = shared_seeds(members)
     for group in by_settings(members).values():
-        losses = [m.validation_loss for m in group]
+        losses = [m.validation_loss for m in group if m.seed in shared]
         held_out = spread([m.measure(HELD_OUT) for m in group])
         yield hyperparameters(group[0]) | {
             "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,

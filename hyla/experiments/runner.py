@@ -1,5 +1,6 @@
 """Runs an experiment: trains what is not there, makes rows of it, and says how far it has come."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from hyla.files import lock
 from hyla.train.config import RunConfig
 from hyla.train.loop import train
 from hyla.train.placement import find_devices
+from hyla.train.run import TimeUp
 from hyla.train.runs import folder_name, read_config, read_state
 from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
@@ -124,7 +126,13 @@ def rows_there(
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
     """The points that are asked for and have no rows yet."""
     rows, points = read_rows(_file(experiment.name, options)), chosen_points(experiment, options)
-    return [p for p in points if options.again or not rows_there(experiment, p, rows, options)]
+    return [p for p in points if not rows_there(experiment, p, rows, options)]
+
+
+def rows_so_far(experiment: Experiment, options: Options) -> list[Row]:
+    """The rows that are there of the points that are asked for."""
+    rows, points = read_rows(_file(experiment.name, options)), chosen_points(experiment, options)
+    return [row for p in points for row in rows_there(experiment, p, rows, options)]
 
 
 def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
@@ -168,6 +176,8 @@ def run_experiment(
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
+        if point.config is None and time.monotonic() >= (options.deadline or math.inf):
+            raise TimeUp("time is up")  # a training looks at the time itself
         if old and not here.again:
             differs = [f"--{n} {old.get(n)}" for n in SETTINGS if old.get(n) != getattr(here, n)]
             made_with = " ".join(differs) or "other settings"
@@ -205,10 +215,7 @@ def trained(
         path = options.runs / options.scale / folder_name(config)
         found = finished(path, config)
         if found is None and options.again:
-            there = f"neither it nor a part of it in {options.results / MODELS} is there"
-            raise bad_value(
-                "again", path, f"a finished run ({there}); without --again it is trained"
-            )
+            raise bad_value("again", path, "a finished run; without --again it is trained")
         if found is None:
             devices = find_devices(options.device, options.precision)
             if devices[0].type == "cpu" and options.scale in FOR_GPUS:
@@ -245,11 +252,12 @@ def keep(runs: Sequence[FinishedRun], options: Options) -> None:
 
 
 def kept(point: Point, options: Options) -> list[FinishedRun]:
-    """What was kept of the runs of a point whose folders are not all there."""
+    """What was kept of the runs of a point that are not all there."""
     if point.config is None or options.scale != "paper":
         return []
     parts = populations(point.config, options.search)
-    if all((options.runs / options.scale / folder_name(part)).exists() for part in parts):
+    root = options.runs / options.scale
+    if all(finished(root / folder_name(part), part) for part in parts):
         return []
     folder = options.results / MODELS
     runs = [run for part in parts if (run := _kept(folder / folder_name(part)))]

@@ -24,6 +24,7 @@ from hyla.experiments.judge import (
     find,
     outcome,
     shown,
+    so_far,
 )
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
@@ -98,9 +99,13 @@ def all_solve(axis: str, value: int) -> Judge:
         there = [row for row in found if row is not None]
         if not there:
             return NOT_MEASURED
-        solved = [row is not None and row["mean"] >= SOLVED for row in found]
+        solved = [row["mean"] >= SOLVED for row in there]
+        judged, told = outcome(solved, [False]), f"{sum(solved)} of {len(there)} do"
+        if len(there) < len(found):
+            judged = so_far(judged)
+            told += f" ({len(found) - len(there)} of {len(found)} not measured)"
         evidence = "; ".join(f"{row['attention']} {shown(row)}" for row in there)
-        return Verdict(outcome(solved, [False]), f"{axis} {value}, 40 M instances: {evidence}")
+        return Verdict(judged, f"{told}: {axis} {value}, 40 M instances, {evidence}")
 
     return judge
 

@@ -62,7 +62,7 @@ class Grid:
 class Drawn:
     """A figure ready for the page: plots, tables, and what could not be drawn.
 
-    table: shown as it is. numbers: those of the plots, folded. rows: how many are in it.
+    table: shown as it is. numbers: those of the plots, folded.
     """
 
     title: str
@@ -70,7 +70,6 @@ class Drawn:
     legend: list[Key] = field(default_factory=list)
     table: Grid | None = None
     numbers: Grid | None = None
-    rows: int = 0
     skipped: list[str] = field(default_factory=list)
     note: str = ""
 
@@ -90,7 +89,6 @@ def usable(
         except MissingError as error:
             drawn.skipped.append(f"{places(axes, row) or 'a row'}: {error}")
             continue
-        drawn.rows += 1
         yield row
 
 

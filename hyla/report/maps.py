@@ -52,7 +52,7 @@ def _colouring(
     figure: Figure, colouring: str, rows: Sequence[Row], axes: Axes, *, named: bool
 ) -> Drawn:
     title = f"{figure.title}: {colouring}" if named else figure.title
-    drawn = Drawn(title, rows=len(rows))
+    drawn = Drawn(title)
     everything = [value for row in rows for value in row["colours"][colouring]]
     continuous = _is_continuous(everything)
     classes = list(map(str, sorted(set(everything), key=_order)))

@@ -202,7 +202,7 @@ def _dates(dates: Iterable[object]) -> str:
 
 
 def _cost(found: Sequence[Found]) -> str:
-    """What training took; runs that several experiments share are counted once."""
+    """What training took; rows that are made of the same runs are counted once."""
     costs = {}
     for one in found:
         for row in one.rows:

@@ -1,11 +1,10 @@
 """Tables: ours beside the paper's, as text and as dots, and tables of all measures."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from hyla.experiments.declare import Figure, Row
-from hyla.experiments.judge import ERRORS
+from hyla.experiments.judge import ERRORS, in_errors, of_seeds
 from hyla.experiments.results import is_first_seed
 from hyla.report import about
 from hyla.report.colours import GREY, PALETTE
@@ -80,7 +79,8 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
 
 def marked_mean(row: Row) -> str:
     """The mean of a row with its standard error, marked if it was searched on one seed."""
-    text = _instead(row) or with_error(row["mean"], row.get("standard_error"))
+    text = _instead(row)
+    text = text or with_error(row["mean"], row.get("standard_error")) + of_seeds(row)
     return f"{text} {MARK}" if is_first_seed(row) else text
 
 
@@ -95,9 +95,7 @@ def against_paper(row: Row) -> float | None:
     mean, error, theirs, their_error = (number(row.get(name)) for name in names)
     if mean is None or error is None or theirs is None or their_error is None:
         return None
-    spread = math.hypot(error, their_error)
-    gap = mean - theirs
-    return gap / spread if spread else math.copysign(math.inf, gap) if gap else 0.0
+    return in_errors(mean - theirs, error, their_error)
 
 
 def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
