@@ -10,6 +10,12 @@ class Clock:
         self.seconds, self.steps = 0.0, 0  # of the intervals that have ended
         self.step = self.first_step = 0
         self.since = self.latest = 0.0
+        self.earlier_seconds, self.earlier_steps = 0.0, 0
+
+    def go_on(self, seconds: float, steps: int) -> None:
+        """Adds what another process, maybe on another device, took for the steps before."""
+        self.seconds = self.earlier_seconds = seconds
+        self.steps = self.earlier_steps = steps
 
     def start(self, step: int) -> None:
         """Begins an interval."""
@@ -29,6 +35,12 @@ class Clock:
 
     @property
     def steps_per_second(self) -> float:
-        """On average, 0 before the first step."""
-        seconds = self.seconds + self.latest - self.since
-        return (self.steps + self.step - self.first_step) / seconds if seconds else 0.0
+        """On average of this process, 0 before its first step."""
+        seconds = self.seconds - self.earlier_seconds + self.latest - self.since
+        steps = self.steps - self.earlier_steps + self.step - self.first_step
+        return steps / seconds if seconds else 0.0
+
+    @property
+    def average(self) -> float:
+        """Steps a second of the intervals that have ended, with those of processes before."""
+        return self.steps / self.seconds if self.seconds else 0.0

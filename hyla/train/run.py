@@ -221,8 +221,7 @@ class Run:
             )
             start = rows.stop
         self.losses, self.measures = checkpoint.metadata["losses"], checkpoint.metadata["measures"]
-        self.clock.seconds = checkpoint.metadata["seconds"]
-        self.clock.steps = checkpoint.metadata["steps_timed"]
+        self.clock.go_on(checkpoint.metadata["seconds"], checkpoint.metadata["steps_timed"])
         self.told = set(checkpoint.metadata["told"])
 
     def end(self, number: int | None) -> None:
@@ -266,7 +265,7 @@ class Run:
             "step": self.step,
             "steps": self.config.steps,
             "seconds": self.clock.seconds,
-            "instances_per_second": self.instances_per_second,
+            "instances_per_second": self.clock.average * self.instances_per_step,
             "members": members,
         }
         self.folder.write_summary(summary)
@@ -284,8 +283,13 @@ class Run:
 
     @property
     def instances_per_second(self) -> float:
-        """Of all members together, evaluation excluded."""
-        return self.clock.steps_per_second * self.config.batch * len(self.config.members)
+        """Of all members together, evaluation excluded, in this process."""
+        return self.clock.steps_per_second * self.instances_per_step
+
+    @property
+    def instances_per_step(self) -> int:
+        """Of all members together."""
+        return self.config.batch * len(self.config.members)
 
     def report(self, doing: str) -> None:
         """Tells the watchers where the run stands."""
