@@ -114,6 +114,22 @@ def test_a_large_bias_of_the_softmax(kind: str) -> None:
     assert_near_float64((3,), 3, 5, 2, 4, 4, kind, bias=bias, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "hyla-rms_head+softmax"])
+def test_a_softmax_of_large_scores(kind: str) -> None:
+    bias = 40 * torch.randn(2, 1, 7, 5, 11)
+    bias[0, :, :, 2] = torch.arange(-50.0, 60.0, 10)  # every key is the highest so far
+    bias[1, :, 3, 1] = -torch.inf
+    assert_near_float64((2, 19), 5, 11, 7, 8, 8, kind, bias=bias, tolerance=1e-4)
+
+
+def test_a_softmax_does_not_hide_nan() -> None:
+    q, k, v = (torch.randn(3, 5, 2, 4) for _ in range(3))
+    q[1, 2] = torch.nan
+    out = fused.attend(q, k, v, Form("softmax", "linear", False, True, 0.5, 0.0), "thin")
+    assert out[1, 2].isnan().all()
+    assert out.isnan().sum() == 2 * 4
+
+
 def test_nan_is_not_hidden_by_a_relu() -> None:
     q = torch.randn(3, 5, 2, 4)
     v = q.clone()
