@@ -139,8 +139,8 @@ class Embedding(nn.Embedding):
         if self.weight.ndim == 2:
             return super().forward(tokens)
         check_population(tokens, self.weight)
-        members = torch.arange(self.weight.shape[0], device=tokens.device)
-        return self.weight[members.view(-1, *[1] * (tokens.ndim - 1)), tokens]
+        # Not one index for all, of which a negative number would take the last words.
+        return torch.stack([F.embedding(*pair) for pair in zip(tokens, self.weight, strict=True)])
 
 
 def check_population(x: Tensor, parameter: Tensor) -> None:
@@ -178,6 +178,12 @@ def stack(members: Sequence[Module]) -> Module:
 
 def member(population: Module, index: int) -> Module:
     """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
+    sizes = {parameter.shape[:1] for parameter in population.parameters()}
+    if len(sizes) != 1:
+        raise bad_value("population", "one that is not stacked", "what hyla.stack([...]) gives")
+    ((count,),) = sizes
+    if not -count <= index < count:
+        raise bad_value("index", index, f"a member's number, from 0 to {count - 1}")
     alone = copy.deepcopy(population)
     for name, parameter in list(alone.named_parameters()):
         value = parameter.detach()[index].clone()

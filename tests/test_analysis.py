@@ -1,6 +1,7 @@
 """Codes decoded, embedded and compared: codes are planted, so that the answers are known."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hyla.analysis import (
     decode,
     draw_embedding,
     embed,
+    load_codes,
     mean_codes,
     sample,
     silhouette,
@@ -263,6 +265,24 @@ def test_a_figure_has_a_panel_for_each_label() -> None:
     assert drawn == 53
     with pytest.raises(ValueError, match=r"points: expected \[53, 2\], got \[5, 2\]"):
         draw_embedding(points[:5], codes, ["rule"])
+    codes = Codes(codes.codes, codes.layers, labels | {"pair": np.zeros((53, 2))}, codes.names)
+    with pytest.raises(ValueError, match="'pair' of 2 columns"):
+        draw_embedding(points, codes, ["pair"])
+
+
+def test_a_label_with_names_has_numbers_of_them() -> None:
+    codes = planted(53, seed=0)
+    for odd in (-1, 99, 0.5):
+        labels = dict(codes.labels) | {"rule": np.full(53, odd)}
+        with pytest.raises(ValueError, match=rf"labels\['rule'\]: expected numbers .* got {odd}"):
+            Codes(codes.codes, codes.layers, labels, codes.names)
+
+
+def test_codes_are_saved_under_the_name_that_is_given(tmp_path: Path) -> None:
+    codes = planted(53, seed=0)
+    codes.save(tmp_path / "codes.bin")
+    assert [file.name for file in tmp_path.iterdir()] == ["codes.bin"]
+    assert np.array_equal(load_codes(tmp_path / "codes.bin").codes, codes.codes)
 
 
 def test_codes_are_standardised_with_those_of_training_alone() -> None:

@@ -297,3 +297,29 @@ def test_latent_codes_are_those_that_attend_uses(value_size: int) -> None:
     code = latent_codes(q, k, kind="linear+rms_head", lengths=torch.tensor([2, 5]))
     given = attend(q, k, v, kind="linear+rms_head", lengths=torch.tensor([2, 5]))
     torch.testing.assert_close(torch.einsum("bqkh,bkhv->bqhv", code, v), given)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "hyla"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_has_second_derivatives_and_forward_mode(kind: str, causal: bool) -> None:
+    q, k, v = (torch.randn(2, 3, 2, 4, dtype=torch.float64) for _ in range(3))
+
+    def of(q: Tensor, backend: str | None = "reference") -> Tensor:
+        return attend(q, k, v, kind=kind, causal=causal, activation="relu", backend=backend)
+
+    assert torch.autograd.gradgradcheck(of, q.requires_grad_())
+    for backend in (None, "reference"):
+        _, along = torch.func.jvp(lambda q, b=backend: of(q, b), (q.detach(),), (k,))
+        grad = torch.autograd.grad((of(q) * v).sum(), q)[0]
+        torch.testing.assert_close((along * v).sum(), (grad * k).sum())
+
+
+def test_matrices_of_a_deep_value_network_belong_to_the_last_axes_of_the_batch() -> None:
+    q, k, v = (torch.randn(2, 3, 5, 4, 6, dtype=torch.float64) for _ in range(3))
+    deep = torch.randn(3, 4, 6, 6, dtype=torch.float64)
+    out = attend(q, k, v, kind="hyla+deep", deep=deep)
+    for n in range(3):
+        one = attend(q[:, n], k[:, n], v[:, n], kind="hyla+deep", deep=deep[n])
+        torch.testing.assert_close(out[:, n], one)
+    with pytest.raises(ValueError, match=r"deep: expected .* broadcast to \[2, 3\]"):
+        attend(q, k, v, kind="hyla+deep", deep=deep[:2])

@@ -279,6 +279,16 @@ def test_the_last_panel_may_be_null_absent_or_given(last: list[Any]) -> None:
     assert result.get("given_is_consistent") == (True if last and last[0] else None)
 
 
+@pytest.mark.parametrize("last", [[], [None], [[7, 1]]])
+def test_an_answer_counts_wherever_it_stands(last: list[Any]) -> None:
+    entry = {"values": 8, "panels": [*ROWS[:2], [*ROWS[2][:2], *last]], "answer": [7, 1]}
+    fields = ("panels", "values", "answer")
+    assert read_instance(json.dumps(entry), fields=fields).given == [7, 1]
+    if last and last[0]:
+        with pytest.raises(ValueError, match=r"answer: expected the same as the last panel"):
+            read_instance(json.dumps(entry | {"answer": [7, 2]}), fields=fields)
+
+
 def test_a_context_that_no_rule_fits_has_no_answer() -> None:
     panels = [[[0], [0], [1]], [[0], [0], [2]], [[0], [0], [3]]]
     result = solved(read_instance(json.dumps({"values": 8, "panels": panels})))

@@ -268,3 +268,36 @@ def test_the_backend_is_asked_for_at_every_call() -> None:
         make(backend="tiles", dtype=torch.float32)(x.float())
     with pytest.raises(ValueError, match=r"backend: unknown name .referense.. Did you mean .refer"):
         make(backend="referense")
+
+
+@pytest.mark.parametrize("positions", ["none", "t5"])
+def test_a_bias_that_does_not_fit_is_refused_with_every_kind_of_positions(positions: str) -> None:
+    layer, x = MultiHeadAttention(12, 3, positions=positions, buckets=8), torch.randn(2, 5, 12)
+    for odd in (torch.ones(5, 5, dtype=torch.bool).tril(), torch.ones(5, 5).long(), 1.0):
+        with pytest.raises(ValueError, match="bias: expected"):
+            layer(x, bias=odd)
+    with pytest.raises(ValueError, match=r"bias: expected \[keys\]"):
+        layer(x, bias=torch.zeros(3, 5, 5))
+    assert layer(x, bias=torch.zeros(5, 5)).shape == x.shape
+
+
+@pytest.mark.parametrize("positions", ["none", "t5", "rotary"])
+def test_no_tokens(positions: str) -> None:
+    layer = MultiHeadAttention(12, 3, positions=positions, buckets=8)
+    assert layer(torch.randn(2, 0, 12)).shape == (2, 0, 12)
+    layer = MultiHeadAttention(12, 3, positions=positions, buckets=8, context_width=7)
+    assert layer(torch.randn(2, 0, 12), torch.randn(2, 5, 7)).shape == (2, 0, 12)
+
+
+def test_a_cache_keeps_what_a_backward_needs_of_frozen_keys() -> None:
+    layer = MultiHeadAttention(12, 3, causal=True).double()
+    for projection in (layer.key, layer.value):
+        projection.requires_grad_(False)
+    x, cache = torch.randn(2, 5, 12, dtype=torch.float64), KeyValueCache(5)
+    steps = [layer(x[:, t : t + 1], cache=cache) for t in range(5)]
+    torch.cat(steps, dim=1).square().sum().backward()
+    assert layer.query.weight.grad is not None
+    found = layer.query.weight.grad.clone()
+    layer.zero_grad()
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(found, layer.query.weight.grad)

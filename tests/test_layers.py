@@ -200,3 +200,23 @@ def test_stack_and_stacked_layers_refuse_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=r"input: expected \[member, batch, ...\] with 2"):
             stack([layer, layer])(x)
+
+
+def test_words_that_there_are_not_are_refused_in_a_population_too() -> None:
+    alone = [Embedding(7, 4) for _ in range(2)]
+    population, tokens = stack(alone), torch.randint(7, (2, 3, 5))
+    expected = torch.stack([one(t) for one, t in zip(alone, tokens, strict=True)])
+    assert torch.equal(population(tokens), expected)
+    for odd in (-1, 7):
+        with pytest.raises(IndexError):
+            population(tokens.clone().index_fill_(2, torch.tensor([1]), odd))
+
+
+def test_a_member_of_what_is_not_a_population_is_refused() -> None:
+    config = ModelConfig(input_size=3, output_size=2, layers=1, width=8, heads=2, hidden_size=12)
+    one = build(config, seed=0)
+    with pytest.raises(ValueError, match=r"population: expected what hyla\.stack"):
+        member(one, 0)
+    population = stack([one, build(config, seed=1)])
+    with pytest.raises(ValueError, match="index: expected a member's number, from 0 to 1, got 2"):
+        member(population, 2)

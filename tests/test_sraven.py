@@ -4,6 +4,7 @@ import math
 import pickle
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -23,10 +24,12 @@ from hyla.tasks.sraven import (
     number_of_combinations,
     split_combinations,
 )
+from hyla.tasks.sraven_solver import solve
 from hyla.tasks.sraven_stats import (
     number_of_instances,
     number_of_laid_out_tasks,
     number_of_tasks,
+    statistics,
 )
 
 CONFIGS = [
@@ -338,3 +341,18 @@ def test_unknown_splits_and_bad_seeds_are_refused() -> None:
     for seed in (-1, 2**63, True, []):
         with pytest.raises(ValueError, match="seed: expected"):
             Sraven(SravenConfig(), seed)
+
+
+def test_inputs_do_not_overwrite_the_batch() -> None:
+    batch = Sraven(SravenConfig(), seed=0).batch("train", 5)
+    small = replace(batch, panels=batch.panels.to(torch.int16))
+    assert torch.equal(small.inputs, batch.inputs)
+    assert torch.equal(small.targets.long(), batch.targets)
+
+
+def test_priors_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match="with one feature"):
+        statistics(SravenConfig(features=1), "all", 10, prior="train")
+    task = Sraven(SravenConfig(), seed=0)
+    with pytest.raises(ValueError, match=r"combinations: expected .* at least one"):
+        solve(task.batch("all", 3).panels, task.config, task.combinations["all"][:0])

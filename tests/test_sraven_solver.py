@@ -383,3 +383,13 @@ def test_malformed_instances_say_where() -> None:
         match=r"panels\[2\], row 1, column 0, feature 3: expected a symbol from 0 to 7, got 8",
     ):
         solve(panels, config)
+
+
+def test_features_are_as_ambiguous_whatever_is_possible() -> None:
+    task = Sraven(SravenConfig(), seed=0)
+    panels = task.batch("held_out", 200).panels
+    free = solve(panels, task.config)
+    strict = solve(panels, task.config, task.combinations["train"])  # excludes what is true
+    assert (strict.best < 0).any()
+    assert torch.equal(strict.ambiguous_features, free.ambiguous_features)
+    assert torch.equal(strict.ambiguous_features.any(dim=-1), strict.ambiguous)

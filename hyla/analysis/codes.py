@@ -50,6 +50,10 @@ class Codes:
             if values.shape[:1] != (self.instances,):
                 expected = f"one for each of the {self.instances} instances"
                 raise bad_value(f"labels[{name!r}]", list(values.shape), expected)
+            count = len(self.names.get(name, ()))
+            if count and not np.isin(values, np.arange(count)).all():
+                odd = values[~np.isin(values, np.arange(count))][0]
+                raise bad_value(f"labels[{name!r}]", odd, f"numbers of its {count} names, from 0")
         object.__setattr__(self, "codes", self.codes.astype(np.float32, copy=False))
 
     @property
@@ -96,6 +100,10 @@ class Codes:
         """Writes a NumPy `.npz` file: `codes`, `layers`, and every label as `label NAME`."""
         arrays = {f"{LABEL}{name}": values for name, values in self.labels.items()}
         arrays |= {f"{NAMES}{name}": np.array(values) for name, values in self.names.items()}
+        if isinstance(file, Path | str):  # under this name, to which NumPy would add .npz
+            with open(file, "wb") as handle:
+                self.save(handle)
+            return
         np.savez(file, codes=self.codes, layers=np.array(self.layers), **arrays)  # type: ignore[arg-type]
 
 

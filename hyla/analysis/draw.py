@@ -41,6 +41,10 @@ def _draw_label(figure: "Figure", axes: Any, points: Array, codes: Codes, label:
     axes.spines[:].set_visible(False)
     style: dict[str, Any] = {"s": 5, "linewidths": 0}
     values = codes.label(label)
+    if values.ndim > 1:
+        raise bad_value(
+            "label", f"{label!r} of {values.shape[1]} columns", "one of a single column"
+        )
     if values.dtype.kind == "f":
         drawn = axes.scatter(*points.T, c=values, cmap="viridis", **style)
         figure.colorbar(drawn, ax=axes, orientation="horizontal", shrink=0.8, pad=0.02)

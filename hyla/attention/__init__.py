@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hyla.attention import fused, reference
 from hyla.attention.fused import Form
@@ -62,7 +63,7 @@ def attend(
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
     standard = kind.normaliser == "softmax" and kind.value_network == "linear" and phi is identity
-    if standard and bias is None and backend in (None, "reference"):
+    if standard and bias is None and backend is None and forward_ad._current_level < 0:
         return _standard_attention(q, k, v, causal, mask, lengths, scale)
     biased = bias is not None or mask is not None
     chosen = fused.choose(backend, q, k, v, kind, activation, biased)
@@ -235,7 +236,8 @@ def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None
         deep is None
         or tuple(deep.shape[-3:]) != (heads, size, size)
         or len(deep.shape) > len(v.shape)
-        or any(s not in (1, b) for s, b in zip(deep.shape[:-3], batch, strict=False))
+        or any(s not in (1, b) for s, b in zip(deep.shape[-4::-1], batch[::-1], strict=False))
     ):
         expected = f"[heads, size, size] = {[heads, size, size]} for the kind {kind.title!r}"
+        expected += f", or with axes before these that broadcast to {batch}"
         raise bad_value("deep", None if deep is None else list(deep.shape), expected)

@@ -58,7 +58,7 @@ class KeyValueCache:
     def _extend(self, memory_BTHD: Tensor, new_BTHD: Tensor) -> Tensor:
         end = self.tokens + new_BTHD.shape[-3]
         memory_BTHD[..., self.tokens : end, :, :] = new_BTHD.detach()
-        if torch.is_grad_enabled() and new_BTHD.requires_grad:
+        if torch.is_grad_enabled():  # what autograd keeps must not be written to by the next step
             return torch.cat((memory_BTHD[..., : self.tokens, :, :], new_BTHD), dim=-3)
         return memory_BTHD[..., :end, :, :]
 
@@ -200,7 +200,9 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k_BKHD, v_BKHD = cache.extended(k_BKHD, v_BKHD)
         if self.relative_bias is not None:
-            relative = self.relative_bias(q_BQHD.shape[-3], k_BKHD.shape[-3], start + first)
+            queries, keys = q_BQHD.shape[-3], k_BKHD.shape[-3]
+            check_pairs((*x.shape[:-2], self.heads, queries, keys), mask, lengths, bias)
+            relative = self.relative_bias(queries, keys, start + first)
             bias = relative if bias is None else relative + bias
         z_BQHD = attend(
             q_BQHD,

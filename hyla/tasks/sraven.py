@@ -147,7 +147,7 @@ class SravenBatch:
     @property
     def inputs(self) -> Tensor:
         """One-hot tokens in reading order, those of the last panel all zero: `[B, 9 K, F]`."""
-        symbols = self.panels.flatten(-3).to(torch.int16)
+        symbols = self.panels.flatten(-3).to(torch.int16, copy=True)
         symbols[..., -self.panels.shape[-1] :] = -1  # no symbol: a token of zeros
         values = torch.arange(self.values, dtype=torch.int16, device=symbols.device)
         return (symbols.unsqueeze(-1) == values).to(torch.float32)
@@ -185,7 +185,7 @@ class Sraven:
         A population has its members in front: `[member, batch, ...]`. Instances of another
         `attempt` share the address but nothing else.
         """
-        self._check_split(split)
+        self.check_split(split)
         if attempt < 0:
             raise bad_value("attempt", attempt, "a whole number of at least 0")
         index_B = instance_index(index, self.seed.device)
@@ -210,12 +210,13 @@ class Sraven:
         >>> sorted(item), item["inputs"].shape
         (['inputs', 'orders', 'panels', 'rules', 'targets'], torch.Size([36, 8]))
         """
-        self._check_split(split)
+        self.check_split(split)
         if self.seed.ndim:
             raise bad_value("seed", "a population", "one seed for a dataset")
         return TaskDataset(partial(self._tensors, split), length)
 
-    def _check_split(self, split: str) -> None:
+    def check_split(self, split: str) -> None:
+        """Refuses a split that there is not."""
         if split not in STREAMS:
             raise unknown_name("split", split, STREAMS)
         if split not in self.combinations:

@@ -85,7 +85,8 @@ class Solution:
     @property
     def ambiguous_features(self) -> Tensor:
         """Whether hypotheses prescribe different symbols for a feature, `[B, K]`."""
-        differs = self.answers != self.best[self.answer_instance]
+        first = self.answer_count.cumsum(0) - self.answer_count
+        differs = self.answers != self.answers[first[self.answer_instance]]
         return torch.zeros_like(self.best, dtype=torch.bool).index_put(
             (self.answer_instance,), differs, True
         )
@@ -96,6 +97,11 @@ class Solution:
         found_BKF = self.probability.new_zeros(len(self.best), *chosen_MKF.shape[1:])
         weighted_MKF = chosen_MKF * self.probability[:, None, None]
         return found_BKF.index_add(0, self.answer_instance, weighted_MKF)
+
+
+def default_chunk(device: torch.device) -> int:
+    """How many instances are worked on at a time."""
+    return 8192 if device.type == "cpu" else 131_072
 
 
 def solve(
@@ -121,11 +127,11 @@ def solve(
     check_panels(panels, config)
     if combinations is None:
         combinations = torch.tensor(split_combinations(config, "all", 0), device=panels.device)
-    if combinations.ndim != 2 or combinations.shape[1] != config.features:
-        expected = f"[combinations, {config.features}], those of one seed"
+    if combinations.shape[1:] != (config.features,) or not len(combinations):
+        expected = f"[combinations, {config.features}], those of one seed, at least one"
         raise bad_value("combinations", list(combinations.shape), expected)
     if chunk is None:
-        chunk = 8192 if panels.device.type == "cpu" else 131_072
+        chunk = default_chunk(panels.device)
     parts = [
         part for some in panels.split(chunk) for part in _solve_in_parts(some, config, combinations)
     ]
@@ -170,8 +176,12 @@ def _solve_in_parts(panels: Tensor, config: SravenConfig, combinations: Tensor) 
 
 
 def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Solution:
-    symbols = panels.to(torch.int16 if config.values < 2**14 else torch.int64)
-    fits = _fitting_triples(symbols, config)
+    if len(panels) * config.values**config.features >= 2**63:  # answers are counted in one number
+        if len(panels) > 1:
+            raise _TooManyHypothesesError
+        given = f"{config.features} features of {config.values} values"
+        raise bad_value("features, values", given, "values ** features below 2^63")
+    fits = _fitting_triples(panels.to(torch.int16), config)
     instance, first, second, rules = _assignments(fits, config)
     answers = _prescribed(panels, instance, first, second, rules, config.values)
     log_weight = _log_weight(rules, config, combinations)
@@ -276,11 +286,6 @@ def _log_weight(rules: Tensor, config: SravenConfig, combinations: Tensor) -> Te
 def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     """Adds up the hypotheses that prescribe the same panel."""
     device, features = found.instance.device, config.features
-    if batch * config.values**features >= 2**63:
-        if batch > 1:
-            raise _TooManyHypothesesError
-        given = f"{features} features of {config.values} values"
-        raise bad_value("features, values", given, "values ** features below 2^63")
     place = config.values ** torch.arange(features - 1, -1, -1, device=device)
     codes = config.values**features
     key = found.instance * codes + (found.answers * place).sum(dim=-1)

@@ -17,7 +17,7 @@ from hyla.tasks.sraven import (
     SravenConfig,
     number_of_combinations,
 )
-from hyla.tasks.sraven_solver import solve
+from hyla.tasks.sraven_solver import default_chunk, solve
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def statistics(
             raise unknown_name(field, name, STREAMS)
     task = Sraven(config, seed, device=device)
     samples, right, rules = [], [], []
-    chunk = 8192 if task.seed.device.type == "cpu" else 131_072
+    task.check_split(prior or split)
+    chunk = default_chunk(task.seed.device)
     for start in range(0, instances, chunk):
         index = range(start, min(start + chunk, instances))
         batch = task.batch(split, index)

@@ -101,7 +101,12 @@ def read_instance(
         features = Counter(lengths).most_common(1)[0][0] if lengths else 1
     given_settings = {name: value for name, value in settings.items() if value is not None}
     config = SravenConfig.from_dict({"features": features, **given_settings})
-    given = rows[2].pop() if rows[2][2:] else entry.get("answer")
+    given, answer = rows[2].pop() if rows[2][2:] else None, entry.get("answer")
+    if None not in (given, answer) and given != answer:
+        raise bad_value(
+            "answer", str(answer)[:40], f"the same as the last panel, {str(given)[:40]}"
+        )
+    given = answer if given is None else given
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             _check_panel(panel, config, i, j)
