@@ -1,5 +1,6 @@
 """Rows of results: which hyperparameters are chosen, and what is reported of them."""
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from helpers import tiny_run
 
 from hyla.experiments import runner
 from hyla.experiments.declare import Point
-from hyla.experiments.rows import FinishedRun, choose, measured, members_of, paper_choice
+from hyla.experiments.rows import (
+    FinishedRun,
+    choose,
+    measured,
+    members_of,
+    paper_choice,
+    provenance,
+)
 from hyla.train import train
 
 SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
@@ -122,3 +130,18 @@ def test_rows_of_hyla_tell_dead_layers(tmp_path: Path, precision: str) -> None:
     assert chosen == "run"
     assert [len(layers) for layers in row["active_units"]] == [2] * len(row["per_seed"])
     assert all(0 < percent < 100 for layers in row["active_units"] for percent in layers)
+
+
+def test_a_row_names_all_devices_of_its_runs(tmp_path: Path) -> None:
+    config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
+    train(config, tmp_path / "run", device="cpu", stop_at=1)
+    log = tmp_path / "run" / "log.jsonl"
+    on_cpu = platform.machine()
+    log.write_text(
+        log.read_text().replace(f'"device": "{on_cpu}"', '"device": "a GPU"') + "{torn\n"
+    )
+    assert runner.finished(tmp_path / "run") is None
+    train(config, tmp_path / "run", device="cpu")
+    found = runner.finished(tmp_path / "run")
+    assert found is not None
+    assert provenance([found])["device"] == f"a GPU, then {on_cpu}"

@@ -34,7 +34,7 @@ from hyla.train.config import RunConfig
 from hyla.train.loop import train
 from hyla.train.placement import find_devices
 from hyla.train.run import TimeUp
-from hyla.train.runs import folder_name, read_config, read_state
+from hyla.train.runs import folder_name, read_config, read_state, trained_on
 from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
 
@@ -144,7 +144,7 @@ def finished(path: Path, asked: RunConfig | None = None) -> FinishedRun | None:
     config = RunConfig.from_dict(values)
     if asked is not None and config != asked:
         return None
-    return FinishedRun(path, config, state.summary, environment)
+    return FinishedRun(path, config, state.summary, environment, trained_on(path))
 
 
 def run_experiment(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,15 @@ def _last_recorded_step(path: Path) -> int:
         return int(json.loads(lines[-1])["step"])
     except (IndexError, KeyError, TypeError, ValueError):
         return 0
+
+
+def trained_on(path: Path) -> list[str]:
+    """The devices of a run, in the order of its log: it may have gone on elsewhere."""
+    found, log = [], path / LOG  # kept models have none
+    for line in log.read_text().splitlines() if log.exists() else ():
+        with suppress(KeyError, TypeError, ValueError):  # another event, or a torn line
+            found.append(json.loads(line)["environment"]["device"])
+    return list(dict.fromkeys(found))
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
