@@ -144,4 +144,4 @@ def test_a_row_names_all_devices_of_its_runs(tmp_path: Path) -> None:
     train(config, tmp_path / "run", device="cpu")
     found = runner.finished(tmp_path / "run")
     assert found is not None
-    assert provenance([found])["device"] == f"a GPU, then {on_cpu}"
+    assert provenance([found])["device"] == f"a GPU then {on_cpu}"

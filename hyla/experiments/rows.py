@@ -238,7 +238,7 @@ def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
         "members": sum(len(run.config.members) for run in runs),
         "instances": config.steps * config.batch,
         "precision": config.precision,
-        "device": ", then ".join(dict.fromkeys(name for run in runs for name in run.devices)),
+        "device": " then ".join(dict.fromkeys(name for run in runs for name in run.devices)),
         "versions": versions,
         "seconds": round(sum(run.summary["seconds"] for run in runs), 1),
         "runs": [run.path.name for run in runs],
