@@ -179,11 +179,11 @@ def stack(members: Sequence[Module]) -> Module:
 def member(population: Module, index: int) -> Module:
     """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
     sizes = {parameter.shape[:1] for parameter in population.parameters()}
-    if len(sizes) != 1:
+    if len(sizes) > 1 or torch.Size([]) in sizes:
         raise bad_value("population", "one that is not stacked", "what hyla.stack([...]) gives")
-    ((count,),) = sizes
-    if not -count <= index < count:
-        raise bad_value("index", index, f"a member's number, from 0 to {count - 1}")
+    for (count,) in sizes:
+        if not -count <= index < count:
+            raise bad_value("index", index, f"a member's number, from 0 to {count - 1}")
     alone = copy.deepcopy(population)
     for name, parameter in list(alone.named_parameters()):
         value = parameter.detach()[index].clone()

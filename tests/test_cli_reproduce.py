@@ -37,7 +37,7 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
         ("heads --scale smok", "scale: unknown name 'smok'. Did you mean 'smoke'"),
         ("heads --scale demo", "scale of heads: unknown name 'demo'"),
         ("heads --only heads", "only: expected AXIS=VALUE"),
-        ("heads --only haeds=1", "only: unknown name 'haeds'. Did you mean 'heads'"),
+        ("heads --only haeds=1", "only of heads: unknown name 'haeds'. Did you mean 'heads'"),
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
         ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
@@ -83,11 +83,19 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
     cli.main([*command.split(), "--runs", str(hyla.folder)])
     assert "has it" not in capsys.readouterr().err
     cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
-    assert "heads.json has it with --precision fp32, which keeps it" in capsys.readouterr().err
+    assert (
+        "heads.json has it, made with --precision fp32; what is asked for"
+        in capsys.readouterr().err
+    )
     file = hyla.folder / "smoke" / "results" / "heads.json"
     assert [row["precision"] for row in read_rows(file)] == ["bf16"]
     # Again: as it was made, whatever is asked for; and nothing is trained.
     again = [*command.split(), "--runs", str(hyla.folder), "--again"]
+    capsys.readouterr()
+    cli.main([word.replace("heads=1", "heads=4") for word in again])
+    found = capsys.readouterr()
+    assert "heads 4 has no row to make anew" in found.err
+    assert json.loads(found.out) == {"heads": []}
     cli.main(again)
     assert [row["precision"] for row in read_rows(file)] == ["bf16"]
     for run in (hyla.folder / "smoke").glob("sraven-*"):
@@ -148,7 +156,7 @@ def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
 
 def test_all_experiments_are_looked_at_before_one_is_run(hyla: Hyla) -> None:
     for names, message in [
-        ("heads features --scale smoke --only heads=1", "only: unknown name 'heads'"),
+        ("heads features --scale smoke --only heads=1", "only of features: unknown name 'heads'"),
         ("demo heads --scale demo", "scale of heads: unknown name 'demo'"),
     ]:
         assert message in hyla.error(f"reproduce {names} --runs {hyla.folder}")

@@ -161,6 +161,7 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("sraven --positions t6", "positions: unknown name 't6'. Did you mean 't5'"),
         ("sraven --precision fp16", "precision: unknown name 'fp16'"),
         ("sraven --splits unknown", "splits: unknown name 'unknown'"),
+        ("sraven --head-size-by-width", "head_size_by_width: expected a --width-factor of 2"),
         ("sraven --splits", "splits: expected one or more different values, got nothing"),
         ("sraven --splits held-out held_out", "splits: .*, got held_out twice"),
         ("sraven --lr 1e-3 0.001", "lr: expected .* different values, got 0.001 twice"),

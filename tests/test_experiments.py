@@ -29,6 +29,7 @@ from hyla.report.summary import OUTCOMES
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
 from hyla.train import TimeUp, load_run
 from hyla.train.config import grid
+from hyla.train.runs import folder_name
 from hyla.train.watch import Watcher
 
 
@@ -199,7 +200,7 @@ def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:
 def test_wrong_names_are_told(tmp_path: Path) -> None:
     options = Options(scale="smoke", runs=tmp_path)
     for only, message in (
-        ({"rwo": ("HYLA",)}, "only: unknown name 'rwo'. Did you mean 'row'"),
+        ({"rwo": ("HYLA",)}, "only of ablation: unknown name 'rwo'. Did you mean 'row'"),
         ({"row": ("HILA",)}, "only row: unknown name 'HILA'. Did you mean 'HYLA'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -229,7 +230,8 @@ def test_kept_models_are_analysed_again_without_their_runs(
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 100_000
     members_of_kept = load_run(folder)[0].members
     shutil.rmtree(tmp_path / "runs")
-    (tmp_path / "runs" / "paper" / folder.name).mkdir(parents=True)  # of a run that never began
+    for part in populations(config, "full"):  # of runs that never began
+        (tmp_path / "runs" / "paper" / folder_name(part)).mkdir(parents=True)
     again = run_experiment(experiment, replace(options, again=True))
     assert not list((tmp_path / "runs").rglob("config.json"))
     assert again == rows

@@ -47,7 +47,6 @@ def test_every_declared_figure_is_drawn() -> None:
     kinds = set()
     for figure, drawn in drawings():
         assert drawn.panels or drawn.table, figure.title
-        assert drawn.panels or drawn.table, figure.title
         assert not drawn.skipped, figure.title
         assert figure.kind == "measures" or drawn.panels
         assert figure.kind in ("measures", "table") or drawn.numbers

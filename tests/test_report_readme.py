@@ -53,6 +53,16 @@ def test_no_sound_row_means_no_table() -> None:
     assert [rows[0]["row"] in note for note in notes] == [True]
 
 
+def test_seeds_that_diverged_are_told_in_the_table(tmp_path: Path) -> None:
+    rows = rows_of(EXPERIMENTS["ablation"])
+    (tmp_path / "ablation.json").write_text(json.dumps(rows))
+    assert "of 3 seeds" not in results_block(load(tmp_path, tmp_path / "runs"))
+    rows[0]["per_seed"] = [60.0, None, 62.0]
+    (tmp_path / "ablation.json").write_text(json.dumps(rows))
+    assert "(2 of 3 seeds) |" in results_block(load(tmp_path, tmp_path / "runs"))
+    assert "(2 of 3 seeds)" in render(tmp_path, tmp_path / "runs")
+
+
 def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
     rows = rows_of(EXPERIMENTS["ablation"])
     rows[0] |= {"search": "first-seed"}

@@ -116,11 +116,8 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
             run_experiment(experiment, options)
         assert points_left(experiment, options)
     file.write_text(json.dumps([made]))
-    for change in (
-        {"precision": "bf16"},
-        {"again": True},
-        {"only": options.only | {"held_out": ("0.5",)}},
-    ):
+    assert not run_experiment(experiment, replace(options, again=True))  # no row of its own yet
+    for change in ({"precision": "bf16"}, {"only": options.only | {"held_out": ("0.5",)}}):
         with pytest.raises(TimeUp):
             run_experiment(experiment, replace(options, **change))
     assert not points_left(experiment, options)

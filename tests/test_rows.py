@@ -144,4 +144,13 @@ def test_a_row_names_all_devices_of_its_runs(tmp_path: Path) -> None:
     train(config, tmp_path / "run", device="cpu")
     found = runner.finished(tmp_path / "run")
     assert found is not None
-    assert provenance([found])["device"] == f"a GPU then {on_cpu}"
+    train(config, tmp_path / "run", device="cpu")  # nothing is left to do
+    with log.open("ab") as handle:
+        handle.write(b'{"event": "resumed", "environment": {"device": "idle"}}\n\xff\n[]\n')
+    found = runner.finished(tmp_path / "run")
+    assert found is not None
+    assert provenance([found])["device"] == f"a GPU and {on_cpu}"
+    log.unlink()
+    found = runner.finished(tmp_path / "run")
+    assert found is not None
+    assert provenance([found])["device"] == on_cpu  # where the folder was made

@@ -51,9 +51,10 @@ class Codes:
                 expected = f"one for each of the {self.instances} instances"
                 raise bad_value(f"labels[{name!r}]", list(values.shape), expected)
             count = len(self.names.get(name, ()))
-            if count and not np.isin(values, np.arange(count)).all():
-                odd = values[~np.isin(values, np.arange(count))][0]
-                raise bad_value(f"labels[{name!r}]", odd, f"numbers of its {count} names, from 0")
+            odd = values[~np.isin(values, np.arange(count))] if count else values[:0]
+            if odd.size:
+                expected = f"numbers of its {count} names, from 0"
+                raise bad_value(f"labels[{name!r}]", odd[0], expected)
         object.__setattr__(self, "codes", self.codes.astype(np.float32, copy=False))
 
     @property

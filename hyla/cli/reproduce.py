@@ -79,7 +79,7 @@ def reproduce(
     chosen = _experiments(names, everything=list)
     _check(scale, precision, members, processes, time_limit)
     if again and processes > 1:
-        raise bad_value("processes", processes, "1 with --again, which trains nothing")
+        raise bad_value("processes", processes, "1 with --again")
     given = Options(
         runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
         device=device, members=members, again=again,
@@ -90,8 +90,11 @@ def reproduce(
         return
     work = [(one, replace(given, scale=scale or one.scales[0])) for one in chosen]
     for experiment, options in work:  # what is wrong is told before anything is trained
+        require(experiment)
         chosen_points(experiment, options)
-    find_devices(device, "fp32")  # the precision counts only where something is trained
+    left = (point for one, options in work for point in points_left(one, options))
+    if not again and any(point.config for point in left):
+        find_devices(device, "fp32")  # kept models may do without a device for the precision
     made: dict[str, Any] = {}
     for experiment, options in work:
         try:

@@ -234,11 +234,12 @@ def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
         return dict(runs[0].summary[ORIGIN])
     config, environment = runs[0].config, runs[0].environment
     versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
+    devices = dict.fromkeys(name for run in runs for name in run.devices)
     return {
         "members": sum(len(run.config.members) for run in runs),
         "instances": config.steps * config.batch,
         "precision": config.precision,
-        "device": " then ".join(dict.fromkeys(name for run in runs for name in run.devices)),
+        "device": " and ".join(devices) or environment.get("device"),
         "versions": versions,
         "seconds": round(sum(run.summary["seconds"] for run in runs), 1),
         "runs": [run.path.name for run in runs],

@@ -85,7 +85,7 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     for axis, values in options.only.items():
         known = dict.fromkeys(str(p.axes[axis]) for p in points if axis in p.axes)
         if not known:
-            raise unknown_name("only", axis, list(points[0].axes))
+            raise unknown_name(f"only of {experiment.name}", axis, list(points[0].axes))
         for value in values:
             if value not in known:
                 raise unknown_name(f"only {axis}", value, list(known))
@@ -162,8 +162,11 @@ def run_experiment(
     for number, point in enumerate(points, start=1):
         place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
         old = next((row for row in there if is_at(row, point.axes)), {})
-        here = replace(options, again=options.again and bool(old))
-        if here.again:  # as it was made, whatever is asked for now
+        here = options
+        if options.again:  # as it was made, whatever is asked for now
+            if not old:
+                say(f"{experiment.name} {number}/{len(points)}: {place} has no row to make anew")
+                continue
             here = replace(here, **{name: old[name] for name in SETTINGS if name in old})
             point = _with_precision(point, here.precision)
         done = [] if options.again else rows_there(experiment, point, there, options)
@@ -178,11 +181,11 @@ def run_experiment(
         say(f"{experiment.name} {number}/{len(points)}: {place}")
         if point.config is None and time.monotonic() >= (options.deadline or math.inf):
             raise TimeUp("time is up")  # a training looks at the time itself
-        if old and not here.again:
+        if old and not options.again:
             differs = [f"--{n} {old.get(n)}" for n in SETTINGS if old.get(n) != getattr(here, n)]
             made_with = " ".join(differs) or "other settings"
-            say(f"{file} has it with {made_with}, which keeps it; as asked it is made anew and")
-            say("then replaced there")
+            say(f"{file} has it, made with {made_with}; what is asked for is trained now and will")
+            say("take its place")
         runs = kept(point, here) if experiment.keep else []
         runs = runs or trained(point, here, watcher, say)
         if experiment.keep:  # an analysis of what is trained

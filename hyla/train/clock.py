@@ -13,7 +13,7 @@ class Clock:
         self.earlier_seconds, self.earlier_steps = 0.0, 0
 
     def go_on(self, seconds: float, steps: int) -> None:
-        """Adds what another process, maybe on another device, took for the steps before."""
+        """Takes over what other processes, maybe on another device, took for the steps before."""
         self.seconds = self.earlier_seconds = seconds
         self.steps = self.earlier_steps = steps
 

@@ -132,11 +132,14 @@ def _last_recorded_step(path: Path) -> int:
 
 
 def trained_on(path: Path) -> list[str]:
-    """The devices of a run, in the order of its log: it may have gone on elsewhere."""
-    found, log = [], path / LOG  # kept models have none
-    for line in log.read_text().splitlines() if log.exists() else ():
-        with suppress(KeyError, TypeError, ValueError):  # another event, or a torn line
-            found.append(json.loads(line)["environment"]["device"])
+    """The devices that made progress, by the log of a run; kept models have none."""
+    log, device, found = path / LOG, None, []
+    for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
+        with suppress(ValueError, AttributeError):  # a torn line, or not one of ours
+            event = json.loads(line)
+            device = event.get("environment", {}).get("device", device)
+            if event.get("event") == "saved" and isinstance(device, str):
+                found.append(device)
     return list(dict.fromkeys(found))
 
 
