@@ -88,7 +88,7 @@ class RelativeBias(nn.Module):
         row_PHL = einsum("...hn,ln->...hl", self.table, one_hot_LN.to(self.table.dtype))
         rows = row_PHL.unsqueeze(-2).expand(*row_PHL.shape[:-1], queries, length).flatten(-2)
         # Entry (q, k) of rows of length - 1 is entry k - q of the row, counted around its end.
-        shift = length - 1 if queries else keys
+        shift = length - 1 if queries else keys  # without queries the rows are empty
         shifted = rows[..., : queries * shift].unflatten(-1, (queries, shift))
         return shifted[..., :keys].unsqueeze(-4)
 

@@ -57,7 +57,7 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
 
 
 def in_errors(gap: float, *errors: float) -> float:
-    """A difference of means in standard errors of it, from those of the means."""
+    """How many standard errors a difference of means is, from the errors of the means."""
     spread = math.hypot(*errors)
     if spread == 0:
         return math.copysign(math.inf, gap) if gap else 0.0

@@ -1,6 +1,5 @@
 """Runs an experiment: trains what is not there, makes rows of it, and says how far it has come."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -179,8 +178,9 @@ def run_experiment(
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
-        if point.config is None and time.monotonic() >= (options.deadline or math.inf):
-            raise TimeUp("time is up")  # a training looks at the time itself
+        late = options.deadline is not None and time.monotonic() >= options.deadline
+        if late and point.config is None:  # a training looks at the time itself
+            raise TimeUp("time is up")
         if old and not options.again:
             differs = [f"--{n} {old.get(n)}" for n in SETTINGS if old.get(n) != getattr(here, n)]
             made_with = " ".join(differs) or "other settings"
