@@ -20,6 +20,11 @@ constexpr int PARTS = HEADS * SLICES;
 constexpr int HL = (PARTS + GROUP - 1) / GROUP;  // 1 with several slices
 constexpr int SEQS = LANES / GROUP;
 constexpr bool EVEN = PARTS % GROUP == 0;
+// Where codes enter linearly, the sums of the softmax may come last: one pass over the keys will do,
+// and delta = sum_k a da is what flows back times the output (which must not be rounded for that).
+constexpr bool SUMS_FIRST = NORMALISER == 2 && MLP;
+constexpr bool SUMS_LAST = NORMALISER == 2 && !MLP;
+constexpr bool DELTA_OF_OUTPUT = SUMS_LAST && TYPE == 0;
 static_assert(SLICES == 1 || HL == 1 && !DEEP, "a sliced head has one lane for a slice, and no deep network");
 
 #if TYPE == 0
@@ -275,6 +280,17 @@ __device__ inline float normalise(float (&s)[HL], const Pair& pair, const float 
   return r;
 }
 
+// Adds a score to the sum of a softmax over keys, of exp(score - top), and puts its own in its place.
+// Returns the factor that what was added up before is to be multiplied by.
+__device__ inline float add_to_softmax(float& score, float& top, float& total, bool keeps) {
+  bool higher = keeps && score > top;
+  float part = expf(higher ? top - score : score - top), factor = higher ? part : 1.f;
+  top = higher ? score : top;
+  score = !keeps ? 0.f : higher ? 1.f : part;
+  total = total * factor + score;
+  return factor;
+}
+
 // sum_h x_h w_h over the heads of a row, for instance z = sum_h a_h v_h.
 __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)[HL * V]) {
 #pragma unroll
@@ -471,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   load_deep(matrices, deep, p.member);
   int length = LENGTHS && p.exists ? lengths[p.n] : keys;
   float q_row[ROWS][HL * D], o[ROWS][HL * V] = {};
-  float top[ROWS][HL], total[ROWS][HL];  // of the softmax; then top holds the log-sum-exp
+  float top[ROWS][HL], total[ROWS][HL];  // of the softmax; after a pass top holds the log-sum-exp
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     bool exists = p.exists && p.row + r < queries;
@@ -493,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     end_group_of_copies();
   };
 #pragma unroll
-  for (int pass = NORMALISER == 2 ? 0 : 1; pass < 2; pass++) {
+  for (int pass = SUMS_FIRST ? 0 : 1; pass < 2; pass++) {
     copy_columns(0, pass);
     for (int start = 0; start < end; start += CHUNK) {
       copy_columns(start + CHUNK, pass);
@@ -510,16 +526,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
           Pair pair(given.bias + (column * BLOCK_ROWS + p.row % BLOCK_ROWS + r) * HEADS, p.group,
                     sees(queries, keys, p.row + r, key, length));
           scores(a[r], q_row[r], k_column, pair);
-          if (pass == 1) {
+          if (pass == 1 && !SUMS_LAST) {
             normalise(a[r], pair, top[r], (float)eps);
             continue;
           }
 #pragma unroll
           for (int h = 0; h < HL; h++) {
-            if (pair.keeps(h)) {
-              float higher = fmaxf(top[r][h], a[r][h]);
-              total[r][h] = total[r][h] * expf(top[r][h] - higher) + expf(a[r][h] - higher);
-              top[r][h] = higher;
+            float factor = add_to_softmax(a[r][h], top[r][h], total[r][h], pair.keeps(h));
+            if constexpr (SUMS_LAST) {
+#pragma unroll
+              for (int c = 0; c < V; c++) o[r][h * V + c] *= factor;
             }
           }
         }
@@ -543,12 +559,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       }
       __syncthreads();
     }
-    if (pass == 0) {
+    if (pass == 0 || SUMS_LAST) {
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
 #pragma unroll
-        for (int h = 0; h < HL; h++)
-          top[r][h] = total[r][h] > 0.f ? top[r][h] + logf(total[r][h]) : INFINITE;
+        for (int h = 0; h < HL; h++) {
+          bool none = total[r][h] == 0.f;  // no key takes part
+          top[r][h] = none ? INFINITE : top[r][h] + logf(total[r][h]);
+          if constexpr (SUMS_LAST) {
+#pragma unroll
+            for (int c = 0; c < V; c++) o[r][h * V + c] *= none ? 0.f : 1.f / total[r][h];
+          }
+        }
     }
   }
 #pragma unroll
@@ -570,9 +592,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 // them and over keys: [block][query][head][V][V].
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     query_gradient(const number* grad, const number* q, const number* k, const number* v,
-                   const float* bias, const int* lengths, const number* deep, const float* lse, number* dq,
-                   float* delta, float* bias_gradient, float* deep_gradient, int per_member, int queries,
-                   int keys, double scale, double eps) {
+                   const float* bias, const int* lengths, const number* deep, const float* lse,
+                   const number* out, number* dq, float* delta, float* bias_gradient,
+                   float* deep_gradient, int per_member, int queries, int keys, double scale,
+                   double eps) {
   __shared__ Columns buffers[2];
   __shared__ float4 matrices[DEEP_UNITS];
   Place p = find_place(per_member);
@@ -591,6 +614,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 #pragma unroll
     for (int h = 0; h < HL; h++) lse_row[h] = exists ? lse_row[h] : INFINITE;
   }
+  if constexpr (DELTA_OF_OUTPUT) {
+    float out_row[HL * V];
+    load_heads<V>(out_row, out + token * PARTS * V, p.group, exists);
+#pragma unroll
+    for (int h = 0; h < HL; h++) {
+#pragma unroll
+      for (int c = 0; c < V; c++) delta_row[h] += grad_row[h * V + c] * out_row[h * V + c];
+      delta_row[h] = sum_over_slices(delta_row[h]);
+    }
+  }
   int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
   // Causal: the pairs beyond have no gradient, but their place in that of the bias is written.
   int end = CAUSAL && !BIAS_GRADIENT ? last_row + keys - queries + 1 : keys;
@@ -606,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     end_group_of_copies();
   };
 #pragma unroll
-  for (int pass = NORMALISER == 2 ? 0 : 1; pass < 2; pass++) {
+  for (int pass = NORMALISER == 2 && !DELTA_OF_OUTPUT ? 0 : 1; pass < 2; pass++) {
     copy_columns(0);
     for (int start = 0; start < end; start += CHUNK) {
       copy_columns(start + CHUNK);

@@ -20,13 +20,16 @@ KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
 # warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. In
-# fp32 the forward wants fewer numbers in a thread. With a deep value network threads hold more
-# besides, query_gradient the gradient of its matrices; nothing is spilled.
+# fp32 the forward wants fewer numbers in a thread, and so do the gradients of linear values. With a
+# deep value network threads hold more besides, query_gradient the gradient of its matrices; nothing
+# is spilled.
 TUNING = {
     "forward": (32, 3, 4, 2, 4),
     "forward_fp32": (16, 3, 4, 3, 4),
     "query_gradient": (16, 1, 4, 4, 4),
     "key_gradient": (16, 1, 4, 4, 4),
+    "query_gradient_linear": (8, 1, 6, 3, 4),
+    "key_gradient_linear": (8, 1, 6, 3, 4),
     "forward_deep": (16, 2, 4, 3, 4),
     "query_gradient_deep": (16, 1, 4, 2, 4),
     "key_gradient_deep": (16, 1, 4, 3, 4),
@@ -98,8 +101,9 @@ class _Problem:
     def _tuning(self, name: str) -> tuple[int, int, int, int, int]:
         if self.deep is not None:
             return TUNING[f"{name}_deep"]
-        fp32 = name == "forward" and self.q.dtype == torch.float32
-        return TUNING["forward_fp32" if fp32 else name]
+        if name == "forward":
+            return TUNING["forward_fp32" if self.q.dtype == torch.float32 else name]
+        return TUNING[f"{name}_linear" if self.form.value_network == "linear" else name]
 
     def pointers(self) -> tuple[Tensor, ...]:
         # An absent tensor still needs a pointer; the kernel does not look at it.
@@ -124,7 +128,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
     problem = _Problem(call)
-    grad = aligned(grad_NQHV)
+    grad, out = aligned(grad_NQHV), aligned(out_NQHV)
     dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
     # Each block adds the gradients of bias and deep over its own sequences; PyTorch adds the rest.
     blocks = problem.blocks("query_gradient")
@@ -139,7 +143,7 @@ def backward(
     delta = dq if lse is None else fused.empty(lse.shape, lse)
     inputs = (grad, *problem.pointers(), lse_or_any)
     outputs = (dq, delta, bias_parts, deep_parts)
-    problem.launch("query_gradient", [*inputs, *outputs], bias_gradient=need_bias)
+    problem.launch("query_gradient", [*inputs, out, *outputs], bias_gradient=need_bias)
     problem.launch("key_gradient", [*inputs, delta, dk, dv])
     dbias = ddeep = None
     if need_bias:
