@@ -5,14 +5,16 @@ import re
 from collections import defaultdict
 from html import unescape
 from pathlib import Path
+from typing import Any
 
+import pytest
 from test_report_rows import rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Verdict
 from hyla.experiments.judge import find
-from hyla.report import load, render
+from hyla.report import load, render, static
 from hyla.report.figures import draw
 from hyla.report.summary import first_screen, verdict
 
@@ -45,6 +47,20 @@ def test_no_panel_or_line_is_named_by_a_number_alone() -> None:
                 assert not any(name.replace(".", "").isdigit() for name in names), drawn.title
                 words = {word for name in names for word in name.split(", ")}
                 assert not words & {"self", "row", "context", "query"}, drawn.title
+
+
+def test_pictures_hold_their_titles_and_legends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures: list[Any] = []
+    monkeypatch.setattr(static, "save", lambda picture, *_: pictures.append(picture))
+    static.draw_figures(load(*write_results(tmp_path)), tmp_path / "figures")
+    assert len(pictures) > 10
+    for picture in pictures:
+        picture.draw_without_rendering()
+        for text in [*picture.legends, *picture.texts]:
+            box = text.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= picture.bbox.width, picture.get_suptitle()
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("table", "lines")
 WIDTH, HEIGHT = 3.6, 2.9  # of a panel of lines, in inches
 COLUMNS = 3
+KEY_WIDTH = 1.7  # of a name of the legend
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
     "cross": "P", "x": "X", "star": "*", "diamond-open": "D", "line-ew": "",
@@ -140,9 +141,11 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
         )
         for key in drawn.legend
     ]  # fmt: skip
+    fitting = int(figure.get_figwidth() / KEY_WIDTH)
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9
-    )
+        handles=handles, loc="outside lower center", ncols=min(fitting, len(handles)),
+        frameon=False, fontsize=9,
+    )  # fmt: skip
 
 
 def _text(text: str) -> str:
