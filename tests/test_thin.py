@@ -131,6 +131,18 @@ def test_a_softmax_does_not_hide_nan() -> None:
     assert out.isnan().sum() == 2 * 4
 
 
+@pytest.mark.parametrize("key", [0, 1, 4])
+def test_infinite_scores_of_a_softmax(key: int) -> None:
+    q, k, v = (torch.randn(2, 5, 1, 4) for _ in range(3))
+    q[:, 2], k[:, key] = 1e30, torch.tensor([1e30, -1e30])[:, None, None]
+    form = Form("softmax", "linear", False, False, 0.5, 0.0)
+    out = fused.attend(q, k, v, form, "thin")
+    assert out[0, 2].isnan().all()  # inf - inf, as in the reference
+    others = [i for i in range(5) if i != key]
+    without = fused.attend(q[1:], k[1:, others], v[1:, others], form, "thin")
+    torch.testing.assert_close(out[1:, 2], without[:, 2])  # exp(-inf) is 0
+
+
 def test_nan_is_not_hidden_by_a_relu() -> None:
     q = torch.randn(3, 5, 2, 4)
     v = q.clone()

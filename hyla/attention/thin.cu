@@ -14,6 +14,7 @@
 // Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
 
 #define INFINITE __uint_as_float(0x7f800000u)
+#define LARGEST __uint_as_float(0x7f7fffffu)
 
 constexpr int LANES = 32;
 constexpr int PARTS = HEADS * SLICES;
@@ -285,8 +286,9 @@ __device__ inline float normalise(float (&s)[HL], const Pair& pair, const float 
 __device__ inline float add_to_softmax(float& score, float& top, float& total, bool keeps) {
   bool higher = keeps && score > top;
   float part = expf(higher ? top - score : score - top), factor = higher ? part : 1.f;
+  float own = higher ? 1.f + (score - score) : part;  // infinity leaves NaN
   top = higher ? score : top;
-  score = !keeps ? 0.f : higher ? 1.f : part;
+  score = keeps ? own : 0.f;
   total = total * factor + score;
   return factor;
 }
@@ -493,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     bool exists = p.exists && p.row + r < queries;
     load_heads<D>(q_row[r], q + ((size_t)p.n * queries + p.row + r) * PARTS * D, p.group, exists, (float)scale);
 #pragma unroll
-    for (int h = 0; h < HL; h++) top[r][h] = -INFINITE, total[r][h] = 0.f;
+    for (int h = 0; h < HL; h++) top[r][h] = -LARGEST, total[r][h] = 0.f;
   }
   int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
   int end = CAUSAL ? last_row + keys - queries + 1 : keys;

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 KINDS = ("table", "lines")
 WIDTH, HEIGHT = 3.6, 2.9  # of a panel of lines, in inches
 COLUMNS = 3
-KEY_WIDTH = 1.7  # of a name of the legend
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
     "cross": "P", "x": "X", "star": "*", "diamond-open": "D", "line-ew": "",
@@ -141,11 +140,13 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
         )
         for key in drawn.legend
     ]  # fmt: skip
-    fitting = int(figure.get_figwidth() / KEY_WIDTH)
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(fitting, len(handles)),
-        frameon=False, fontsize=9,
-    )  # fmt: skip
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _text(text: str) -> str:
