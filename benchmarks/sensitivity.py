@@ -35,6 +35,14 @@ def reduced(members: tuple[Member, ...], attention: str) -> RunConfig:
     return RunConfig(task, model, members, 6000, batch=64, interim_instances=1024)
 
 
+def with_heads(model: ModelConfig, heads: int) -> ModelConfig:
+    """A model with so many heads, which share the size of all together."""
+    size = model.heads * model.head_size
+    if heads < 1 or size % heads:
+        raise SystemExit(f"--heads {heads}: expected a divisor of {size}, the size of all heads")
+    return replace(model, heads=heads, head_size=size // heads)
+
+
 def copies_of(config: RunConfig, copies: int, device: torch.device) -> Population:
     """Copies of the only member before their first step; the first is the member itself."""
     config = replace(config, members=config.members * copies, precision="fp32")
@@ -55,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attention", default="hyla", choices=list(KINDS))
     parser.add_argument("--reduced", action="store_true", help=reduced.__doc__)
+    parser.add_argument("--heads", type=int, help="that share the size of all together")
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -68,6 +77,8 @@ def main() -> None:
     warmup = 200 if options.reduced else 1000
     members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])
     config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
+    if options.heads is not None:
+        config = replace(config, model=with_heads(config.model, options.heads))
     population = copies_of(config, options.copies, torch.device(options.device))
     instances = config.interim_instances
     sys.stdout.write(f"{options.attention}: {options.copies} copies on {options.device}\n")
