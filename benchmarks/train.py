@@ -121,6 +121,8 @@ def main() -> None:
         parser.error("--members, --repeats: expected whole numbers of at least 1")
     if options.device != "cpu" and not on_gpu:
         parser.error(f"--device: expected cpu, for there is no GPU here, got {options.device}")
+    if options.device == "cpu" and "tf32" in options.precision:
+        parser.error("--precision: expected another than tf32, which takes a GPU")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:

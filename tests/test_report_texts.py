@@ -16,6 +16,8 @@ from hyla.experiments.declare import Verdict
 from hyla.experiments.judge import find
 from hyla.report import load, render, static
 from hyla.report.figures import draw
+from hyla.report.parts import Plots
+from hyla.report.sections import experiment_section
 from hyla.report.summary import first_screen, verdict
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +63,31 @@ def test_pictures_hold_their_titles_and_legends(
         for text in [*picture.legends, *picture.texts]:
             box = text.get_window_extent()
             assert 0 <= box.x0 < box.x1 <= picture.bbox.width, picture.get_suptitle()
+
+
+def test_panels_share_their_axes() -> None:
+    experiment = EXPERIMENTS["fuzzy"]
+    rows = [r for r in rows_of(experiment) if r["examples"] < 64 or r["held_out"] == 0.7]
+    for figure in experiment.figures:
+        (drawn,) = draw(figure, rows, experiment.axes)
+        if figure.kind == "lines":
+            ranges = {tuple(panel.layout["xaxis"]["range"]) for panel in drawn.panels}
+            ((low, high),) = ranges
+            assert 10**low < min(row["examples"] for row in rows)
+            assert 10**high > max(row["examples"] for row in rows)
+
+
+def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Path) -> None:
+    results, runs = write_results(tmp_path, names=("heads",))
+    file = results / "heads.json"
+    rows = json.loads(file.read_text())[:4]
+    rows[3]["command"] = "hyla reproduce heads --scale paper --search first-seed"
+    file.write_text(json.dumps(rows))
+    (found,) = (one for one in load(results, runs) if one.rows)
+    how, others = experiment_section(found, Plots()).split("Some of them were made by:")
+    assert rows[3]["command"] in how.split("this does the rest:")[1]
+    assert rows[0]["command"] not in how
+    assert rows[0]["command"] in others
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

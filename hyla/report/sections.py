@@ -77,11 +77,10 @@ def _how(found: Found) -> str:
     commands = _commands(found)
     if found.measured < found.points:
         # A search on the first seed goes on without repeating those of the whole grid.
-        commands.sort(key=lambda text: FIRST_SEED not in text)
-        parts = [
-            f"<p><strong>{found.measured} of {found.points} points are measured</strong>; the same "
-            f"command does the rest{' (the others made some of them)' * (len(commands) > 1)}:</p>"
-        ]
+        first, *commands = sorted(commands, key=lambda text: FIRST_SEED not in text)
+        done = f"{found.measured} of {found.points} points are measured"
+        parts = [f"<p><strong>{done}</strong>; this does the rest:</p>", command(first)]
+        parts += ["<p>Some of them were made by:</p>"] if commands else []
     parts += map(command, commands)
     whole = found.experiment.scales[0]
     if found.scale != whole:

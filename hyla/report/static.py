@@ -94,9 +94,12 @@ def _panel(axes: Any, panel: Panel, *, first: bool) -> None:
     axes.set_xlabel(_text(x["title"]["text"]), fontsize=9)
     if first:
         axes.set_ylabel(_text(y["title"]["text"]), fontsize=9)
-    if x.get("type") == "log":
+    log = x.get("type") == "log"
+    if log:
         axes.set_xscale("log")
         axes.minorticks_off()
+    if "tickvals" in x:
+        axes.set_xlim(*(10**end if log else end for end in x["range"]))
     if "tickvals" in x:
         axes.set_xticks(x["tickvals"], [_text(text) for text in x["ticktext"]])
     if "range" in y:
