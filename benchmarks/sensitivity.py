@@ -63,16 +63,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attention", default="hyla", choices=list(KINDS))
     parser.add_argument("--reduced", action="store_true", help=reduced.__doc__)
-    parser.add_argument("--heads", type=int, help="that share the size of all together")
+    parser.add_argument("--heads", type=int, help="so many, of the same size together")
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=20_000, help="of 156,250, or 6000")
+    parser.add_argument("--steps", type=int, help="of a schedule of 156,250, or 6000 if reduced")
     parser.add_argument("--every", type=int, default=500)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="a file for the curves, which are added to it")
     options = parser.parse_args()
+    if options.steps is None:
+        options.steps = 6000 if options.reduced else 20_000
+    if min(options.copies, options.every, options.steps) < 1 or options.steps % options.every:
+        parser.error("--copies, --steps, --every: expected at least 1, steps a multiple of every")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device: expected cpu, for there is no GPU here, got {options.device}")
+    if options.output is not None and not options.output.parent.is_dir():
+        parser.error(f"--output: there is no folder {options.output.parent}")
     settings = {name: value for name, value in vars(options).items() if name != "output"}
     warmup = 200 if options.reduced else 1000
     members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])

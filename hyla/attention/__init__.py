@@ -42,8 +42,8 @@ def attend(
     causal: a query sees the keys up to its own position; the last query stands at the last key.
     mask: boolean, True = attend, broadcastable to `[batch, heads, queries, keys]`.
     lengths: integers `[batch]`; only the first `lengths[b]` keys of sequence b take part.
-    bias: added to the scaled scores, broadcastable like the mask; -inf masks the pair (a large
-        number such as -1e9 on all keys of a query does not: a softmax beside it is rounded off).
+    bias: added to the scaled scores, broadcastable like the mask; -inf masks the pair.
+        A large finite number does not: without a softmax it is a score like any other.
         Mask and bias have the axes `[keys]`, `[queries, keys]` or all of them.
     deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
         with a population, `[member, 1, heads, size, size]`.

@@ -66,7 +66,7 @@ class ModelOptions:
     width: Whole = None
     """Size of a token between the layers."""
     heads: Whole = None
-    """Heads of each layer."""
+    """Heads of each layer, each of the head size."""
     head_size: Whole = None
     """Size of queries, keys and values of one head."""
     activation: Annotated[str | None, arg(metavar=choice(ACTIVATIONS))] = None

@@ -207,7 +207,7 @@ HEADS_EXPERIMENT = Experiment(
     ),
     smoke={"heads": (1, 4)},
     note="Queries, keys and values of all heads together keep their size of 64. Of a single head "
-    "RMSHead leaves only the sign of the score, with hardly a gradient.",
+    "RMSHead leaves only the sign of the score, whose gradient is 0 but for scores near 0.",
 )
 FEATURES = Experiment(
     name="features",
