@@ -35,14 +35,6 @@ def reduced(members: tuple[Member, ...], attention: str) -> RunConfig:
     return RunConfig(task, model, members, 6000, batch=64, interim_instances=1024)
 
 
-def with_heads(model: ModelConfig, heads: int) -> ModelConfig:
-    """A model with so many heads, which share the size of all together."""
-    size = model.heads * model.head_size
-    if heads < 1 or size % heads:
-        raise SystemExit(f"--heads {heads}: expected a divisor of {size}, the size of all heads")
-    return replace(model, heads=heads, head_size=size // heads)
-
-
 def copies_of(config: RunConfig, copies: int, device: torch.device) -> Population:
     """Copies of the only member before their first step; the first is the member itself."""
     config = replace(config, members=config.members * copies, precision="fp32")
@@ -86,7 +78,10 @@ def main() -> None:
     members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])
     config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
     if options.heads is not None:
-        config = replace(config, model=with_heads(config.model, options.heads))
+        try:
+            config = replace(config, model=config.model.with_heads(options.heads))
+        except ValueError as error:
+            parser.error(f"--{error}")
     population = copies_of(config, options.copies, torch.device(options.device))
     instances = config.interim_instances
     sys.stdout.write(f"{options.attention}: {options.copies} copies on {options.device}\n")

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from hyla import KINDS
-from hyla.experiments.sraven import HEAD_SIZES_TOTAL
-from hyla.model import FEED_FORWARDS
+from hyla.model import FEED_FORWARDS, sraven_model
 from hyla.train import RunConfig, grid, sraven_run
 from hyla.train.population import Population
 
@@ -115,8 +114,10 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="on a GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.heads < 1 or HEAD_SIZES_TOTAL % options.heads:
-        parser.error(f"--heads: expected a divisor of {HEAD_SIZES_TOTAL}, got {options.heads}")
+    try:
+        sraven_model().with_heads(options.heads)
+    except ValueError as error:
+        parser.error(f"--{error}")
     if min(*options.members, options.repeats) < 1:
         parser.error("--members, --repeats: expected whole numbers of at least 1")
     if options.device != "cpu" and not on_gpu:
@@ -134,11 +135,8 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention)
-        model = replace(
-            config.model, feed_forward=options.feed_forward, heads=options.heads,
-            head_size=HEAD_SIZES_TOTAL // options.heads,
-        )  # fmt: skip
-        config = replace(config, model=model, precision=precision)
+        model = replace(config.model, feed_forward=options.feed_forward)
+        config = replace(config, model=model.with_heads(options.heads), precision=precision)
         everyone = range(members)
         population, gradients = make(config, everyone, device, compiled=mode == "compiled")
         errors = check(config, population, gradients)

@@ -4,7 +4,7 @@ Shapes: B leading axes, T tokens, D width, E experts, F hidden size of the feed-
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,13 @@ class ModelConfig(Config):
         if self.tied and (self.inputs != "vocabulary" or self.input_size != self.output_size):
             given = f"True with {self.inputs} inputs, sizes {self.input_size}, {self.output_size}"
             raise bad_value("tied", given, "a vocabulary that is also the output")
+
+    def with_heads(self, heads: int) -> "ModelConfig":
+        """The same with so many heads, which share the size of all together."""
+        size = self.heads * self.head_size
+        if heads < 1 or size % heads:
+            raise bad_value("heads", heads, f"a divisor of {size}, the size of all heads")
+        return replace(self, heads=heads, head_size=size // heads)
 
 
 def fuzzy_logic_model(attention: str = "hyla", examples: int = 32) -> ModelConfig:

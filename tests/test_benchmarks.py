@@ -117,10 +117,11 @@ def test_copies_differ_by_a_rounding() -> None:
     "script, options, told",
     [
         ("train.py", "--precision tf32", "expected another than tf32, which takes a GPU"),
+        ("train.py", "--heads 7", "--heads: expected a divisor of 64"),
         ("sensitivity.py", "--copies 0", "--copies, --steps, --every: expected at least 1"),
         ("sensitivity.py", "--steps 20 --every 7", "steps a multiple of every"),
         ("sensitivity.py", "--output none/curves.json", "--output: there is no folder none"),
-        ("sensitivity.py", "--heads 7", "--heads 7: expected a divisor of 64"),
+        ("sensitivity.py", "--heads 7", "--heads: expected a divisor of 64"),
     ],
 )
 def test_bad_options_are_told(
@@ -131,9 +132,3 @@ def test_bad_options_are_told(
     with pytest.raises(SystemExit) as ended:
         load(script)["main"]()
     assert told in capsys.readouterr().err or told in str(ended.value)
-
-
-def test_heads_share_the_size_of_all_together() -> None:
-    model = tiny_run("sraven").model
-    one = load("sensitivity.py")["with_heads"](model, 1)
-    assert (one.heads, one.head_size) == (1, model.heads * model.head_size)

@@ -305,3 +305,12 @@ def test_the_residual_stream_is_not_rounded_in_mixed_precision(inputs: str) -> N
         model(tokens)
     model.bfloat16()(tokens.bfloat16() if inputs == "continuous" else tokens)
     assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
+
+
+def test_heads_share_the_size_of_all_together() -> None:
+    model = sraven_model("hyla")
+    one = model.with_heads(1)
+    assert (one.heads, one.head_size) == (1, 64)
+    assert one.with_heads(16) == model
+    with pytest.raises(ValueError, match="heads: expected a divisor of 64"):
+        model.with_heads(7)

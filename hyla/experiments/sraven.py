@@ -36,7 +36,7 @@ MILLIONS = (10, 20, 40)  # of instances to train on
 # The grid of the ablations and, where the paper searches more, the other warm-up.
 FULL_GRID = (*SRAVEN_GRID, *grid(SEEDS, [1e-3, 3e-4], [0.1, 0.3], [3000]))
 SOLVED = 80.0  # percent, of which the paper says that all kinds reach it
-HEADS, HEAD_SIZES_TOTAL = (1, 2, 4, 8, 16, 32), 64
+HEADS = (1, 2, 4, 8, 16, 32)
 
 
 def _points(axis: str, values: Sequence[Any], run: Callable[..., RunConfig]) -> list[Point]:
@@ -76,8 +76,7 @@ def depth_run(attention: str, instances: int, depth: int) -> RunConfig:
 def heads_run(attention: str, heads: int) -> RunConfig:
     """The number of heads at a constant size of all together."""
     config = sraven_run(SRAVEN_GRID, attention=attention)
-    model = replace(config.model, heads=heads, head_size=HEAD_SIZES_TOTAL // heads)
-    return replace(config, model=model)
+    return replace(config, model=config.model.with_heads(heads))
 
 
 def features_run(attention: str, features: int) -> RunConfig:

@@ -134,7 +134,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 def x_axis(name: str, values: Sequence[Any], *, log: bool) -> dict[str, Any]:
     """The axis of a setting, the same in all panels: with a tick for each value, and no others."""
-    if not values or not all(number(value) is not None for value in values):
+    if not all(number(value) is not None for value in values):
         return axis(spoken(name), type="category")
     if log and min(values) <= 0:
         log = False
@@ -152,7 +152,7 @@ def y_range(tops: Iterable[float], bottoms: Iterable[float], *, percent: bool) -
     top, bottom = max(tops, default=1.0), min(bottoms, default=0.0)
     low = min(0.0, bottom) if percent or bottom > 0 else bottom
     if percent and bottom >= 0 and 60 < top <= 100:
-        return [-3.0 if bottom < 1 else 0.0, 103.0]  # room for a point at 0
+        return [0.0, 103.0]
     room = 0.06 * ((top - low) or 1.0)
     return [low - (room if low < 0 else 0.0), top + room]
 

@@ -99,6 +99,7 @@ def _line(
         },
         "line": {"color": look["colour"], "dash": look["dash"], "width": 2},
         "marker": {"symbol": look["symbol"], "size": 8},
+        "cliponaxis": False,  # a point at 0 is seen whole
         "hoverinfo": "text",
         "hovertext": [
             hover(about.lines(row, axes, figure.y, value))

@@ -100,7 +100,6 @@ def _panel(axes: Any, panel: Panel, *, first: bool) -> None:
         axes.minorticks_off()
     if "tickvals" in x:
         axes.set_xlim(*(10**end if log else end for end in x["range"]))
-    if "tickvals" in x:
         axes.set_xticks(x["tickvals"], [_text(text) for text in x["ticktext"]])
     if "range" in y:
         axes.set_ylim(*y["range"])
@@ -128,6 +127,7 @@ def _trace(axes: Any, trace: Trace) -> None:
         linewidth=1.6,
         elinewidth=1.0,
         capsize=2.5,
+        clip_on=trace.get("cliponaxis", True),
     )
 
 
