@@ -49,6 +49,11 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
             "heads --search frist-seed",
             "search: unknown name 'frist-seed'. Did you mean 'first-seed'",
         ),
+        ("heads --search 3e-4,0.3", "Allowed: full, first-seed, LEARNING_RATE,WEIGHT_DECAY,WARMUP"),
+        (
+            "heads --search 3e-4,0.2,1000",
+            "search: expected a setting of the grid: 0.001,0.1,1000 or 0.001,0.3,1000 or ",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(hyla: Hyla, arguments: str, message: str) -> None:

@@ -40,6 +40,8 @@ def test_runs_are_split_by_warmup_and_by_search() -> None:
     first = populations(config, "first-seed")
     assert [len(part.members) for part in first] == [2, 2]
     assert {m.seed for part in first for m in part.members} == {0}
+    (one,) = populations(config, "1e-3,0.1,5")
+    assert one.members == grid(range(3), [1e-3], [0.1], [5])
 
 
 # Table 1 of the paper, and the grids of its appendix, written out once more.

@@ -88,6 +88,15 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     assert rows[3]["command"] in how.split("this does the rest:")[1]
     assert rows[0]["command"] not in how
     assert rows[0]["command"] in others
+    # Where each kind has a setting of its own, all of their commands do the rest.
+    for row in rows:
+        kind = f"--only attention={row['attention']}"
+        row["command"] = f"hyla reproduce heads --scale paper {kind} --search 0.0003,0.3,1000"
+    file.write_text(json.dumps(rows))
+    (found,) = (one for one in load(results, runs) if one.rows)
+    how = experiment_section(found, Plots()).split("these do the rest:")[1]
+    assert all(row["command"] in how for row in rows)
+    assert "Some of them" not in how
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

@@ -141,6 +141,40 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
         run_experiment(experiment, replace(options, again=True))
 
 
+@pytest.mark.parametrize("search", ["full", "first-seed"])
+def test_one_setting_takes_the_place_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    kind = {"attention": ("hyla",)}
+    width, depth = EXPERIMENTS["scaling-width"], EXPERIMENTS["scaling-depth"]
+    options = Options(scale="smoke", runs=tmp_path, only=kind | {"width": ("1",)}, search=search)
+    (searched,) = run_experiment(width, options)
+    best = searched["hyperparameters"]
+    (other,) = {s["learning_rate"] for s in searched["grid"]} - {best["learning_rate"]}
+    decay = next(s["weight_decay"] for s in searched["grid"] if s["learning_rate"] == other)
+    # The setting that a search of another experiment has chosen need not be trained again.
+    given = f"{best['learning_rate']},{best['weight_decay']}0,{best['warmup']}"
+    options = Options(scale="smoke", runs=tmp_path, only=kind | {"depth": ("4",)}, search=given)
+    with monkeypatch.context() as patch:
+        patch.setattr("hyla.experiments.runner.trained", _refuse)
+        (row,) = run_experiment(depth, options)
+    assert (row["taken_from"], row["search"]) == ("scaling-width", search)
+    assert row["command"] == (
+        "hyla reproduce scaling-depth --scale smoke --only attention=hyla "
+        f"--search {best['learning_rate']:g},{best['weight_decay']:g},{best['warmup']}"
+    )
+    # One that it has not chosen is, on all seeds; and that will do for the other experiment.
+    (row,) = run_experiment(depth, replace(options, search=f"{other},{decay},1"))
+    assert (row["members"], row["search"], len(row["grid"])) == (2, f"{other:g},{decay:g},1", 1)
+    assert row["hyperparameters"] == {"learning_rate": other, "weight_decay": decay, "warmup": 1}
+    monkeypatch.setattr("hyla.experiments.runner.train", _refuse)
+    assert run_experiment(depth, replace(options, again=True)) == [row]
+    results_file("scaling-width", "smoke", runs=tmp_path).unlink()
+    options = replace(options, only=kind | {"width": ("1",)}, search=row["search"])
+    (taken,) = run_experiment(width, options)
+    assert (taken["taken_from"], taken["per_seed"]) == ("scaling-depth", row["per_seed"])
+
+
 def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:
     """Those of codes come from the same runs, but are something else."""
     options = Options(results=tmp_path)
@@ -161,5 +195,5 @@ def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:
     assert not made_elsewhere(codes_, codes_point, "full", file_of)
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **__: object) -> None:
     raise TimeUp

@@ -27,7 +27,7 @@ from hyla.experiments.runner import (
     status,
 )
 from hyla.experiments.scales import SCALES
-from hyla.experiments.search import SEARCHES, run_names
+from hyla.experiments.search import ONE_SETTING, SEARCHES, run_names
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
@@ -44,7 +44,7 @@ def reproduce(
         str | None, arg(metavar="{" + ",".join(SCALES) + "}", help_behavior_hint="")
     ] = None,
     only: Annotated[tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]")] = (),
-    search: Annotated[str, arg(metavar="{" + ",".join(SEARCHES) + "}")] = "full",
+    search: Annotated[str, arg(metavar="{" + "|".join([*SEARCHES, ONE_SETTING]) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     processes: int = 1,
@@ -63,7 +63,8 @@ def reproduce(
         scale: paper (but for the demonstrations), or smaller: small (a GPU, minutes), smoke (tiny
             models, a test).
         only: Only the points with these values, such as row=HYLA task=SRAVEN.
-        search: Every setting on every seed, or on the first and then the best on the others.
+        search: Every setting on every seed; or on the first and then the best on the others; or no
+            search but one setting on every seed, such as 3e-4,0.3,1000.
         precision: Of matrix products.
         members: Train at most this many at once, for the sake of memory.
         processes: Train so many points at once, each in a process of its own (on one GPU it pays

@@ -1,13 +1,15 @@
 """Rows that need no run: made before, or by another experiment of the very same runs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import is_at, read_rows
 from hyla.experiments.rows import measured, paper_values
-from hyla.experiments.search import at_setting, run_names
+from hyla.experiments.search import SEARCHES, at_setting, run_names, setting_of
 from hyla.train.runs import folder_name
 
 TAKEN = "taken_from"  # names the experiment that a row was copied from
@@ -16,15 +18,20 @@ TAKEN = "taken_from"  # names the experiment that a row was copied from
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     """The rows of a point that come from the very runs it asks for: their names tell.
 
-    Those of a full search will do for one on the first seed, which is a part of it.
+    Those of a full search will do for one on the first seed, which is a part of it; and those of
+    a search that has chosen a setting for that setting.
     """
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
+    setting, point = setting_of(search), _with_warmup(point, search)
+    if setting:
+        found = [row for row in found if _chosen(row) == setting]
+    enough = (search, *SEARCHES) if setting else (search, "full")
     return [
         row
         for row in found
-        if row.get("search") in (search, "full")
+        if row.get("search") in enough
         and isinstance(runs := row.get("runs"), list)
         and all(isinstance(name, str) for name in runs)
         and run_names(point, row["search"]) <= set(runs)
@@ -49,18 +56,33 @@ def made_elsewhere(
                 continue
             bare = {name: value for name, value in row.items() if name not in other.axes}
             here = {**bare, **point.axes, **paper_values(point), TAKEN: other.name}
-            if made_before(point, [here], search) and _made_of_all_runs(point, here):
+            if made_before(point, [here], search) and _made_of_all_runs(
+                _with_warmup(point, search), here
+            ):
                 return [here]
     return []
+
+
+def _with_warmup(point: Point, search: str) -> Point:
+    """If one setting is asked for: the runs of its warm-up, which experiments share."""
+    setting = setting_of(search)
+    if setting is None or point.config is None:
+        return point
+    members = tuple(m for m in point.config.members if m.warmup == setting[-1])
+    return replace(point, config=replace(point.config, members=members))
 
 
 def _made_of_all_runs(point: Point, row: Row) -> bool:
     """Whether a row has the runs of a point, those of other seeds too, and no more."""
     assert point.config is not None
-    names, chosen = run_names(point, row["search"]), row.get("hyperparameters")
+    names = run_names(point, row["search"])
     if row["search"] == "first-seed":
         first = min(member.seed for member in point.config.members)
-        best = tuple(chosen.values()) if isinstance(chosen, dict) else ()
-        rest = at_setting(point.config, best, {first})
+        rest = at_setting(point.config, _chosen(row), {first})
         names |= {folder_name(rest)} if rest else set()
     return names == set(row["runs"])
+
+
+def _chosen(row: Row) -> tuple[Any, ...]:
+    chosen = row.get("hyperparameters")
+    return tuple(chosen.values()) if isinstance(chosen, dict) else ()

@@ -1,6 +1,7 @@
 """Runs an experiment: trains what is not there, makes rows of it, and says how far it has come."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,7 @@ from hyla.experiments.rows import (
     untrained,
 )
 from hyla.experiments.scales import FOR_GPUS, points_at
-from hyla.experiments.search import (
-    SEARCHES,
-    models,
-    other_seeds,
-    populations,
-)
+from hyla.experiments.search import models, other_seeds, populations, read_search, setting_of
 from hyla.files import lock
 from hyla.train.config import RunConfig
 from hyla.train.loop import train
@@ -67,12 +63,14 @@ class Options:
     again: bool = False
 
     def __post_init__(self) -> None:
-        if self.search not in SEARCHES:
-            raise unknown_name("search", self.search, SEARCHES)
+        object.__setattr__(self, "search", read_search(self.search))
 
-    def command(self, experiment: Experiment) -> str:
-        """The command that makes the results of an experiment."""
+    def command(self, experiment: Experiment, point: Point) -> str:
+        """The command that makes the results of an experiment, those of a point among them."""
         words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
+        if setting_of(self.search):  # each kind of attention has its own
+            axis = experiment.axes[0]
+            words += ["--only", shlex.quote(f"{axis}={point.axes[axis]}")]
         words += [f"--search {self.search}"] if self.search != "full" else []
         words += [f"--precision {self.precision}"] if self.precision != "fp32" else []
         return " ".join(words)
@@ -89,6 +87,9 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
             if value not in known:
                 raise unknown_name(f"only {axis}", value, list(known))
         points = [point for point in points if str(point.axes[axis]) in values]
+    for point in points:
+        if point.config is not None:
+            populations(point.config, options.search)  # a setting that it does not have is told
     return [_with_precision(point, options.precision) for point in points]
 
 
@@ -116,10 +117,9 @@ def rows_there(
     if own and TAKEN not in own[0]:
         return own
     taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
-    return [
-        row | {"command": replace(options, search=row["search"]).command(experiment)}
-        for row in taken
-    ] or own
+    if taken and not setting_of(options.search):
+        options = replace(options, search=taken[0]["search"])
+    return [row | {"command": options.command(experiment, point)} for row in taken] or own
 
 
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
@@ -195,7 +195,7 @@ def run_experiment(
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale, "search": here.search}
         origin |= {"date": datetime.now(UTC).date().isoformat()}
-        made = [row | origin | {"command": here.command(experiment)} for row in made]
+        made = [row | origin | {"command": here.command(experiment, point)} for row in made]
         with _alone(file.parent):
             write_rows(file, experiment, made)
             if experiment.keep and options.scale == "paper":

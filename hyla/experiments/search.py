@@ -1,8 +1,12 @@
-"""Which runs a point is made of: its grid on all seeds, or on one and the best on the others."""
+"""Which runs a point is made of: its grid on all seeds, on one and the best on the others; or none.
+
+Where a search costs too much, one setting of the grid can be named in its place.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from hyla.errors import bad_value, unknown_name
 from hyla.experiments.declare import Point
 from hyla.experiments.rows import FinishedRun, Settings, choose, members_of
 from hyla.experiments.scales import settings
@@ -13,6 +17,36 @@ SEARCHES = {
     "full": "every setting on every seed",
     "first-seed": "every setting on the first seed, the other seeds at the best of them",
 }
+ONE_SETTING = "LEARNING_RATE,WEIGHT_DECAY,WARMUP"  # is no search: that setting on every seed
+
+
+def setting_of(search: str) -> Settings | None:
+    """The setting that stands in the place of a search.
+
+    >>> setting_of("3e-4,0.3,1000"), setting_of("full")
+    ((0.0003, 0.3, 1000), None)
+    """
+    try:
+        rate, decay, warmup = search.split(",")
+        return float(rate), float(decay), int(warmup)
+    except ValueError:
+        return None
+
+
+def read_search(text: str) -> str:
+    """A search as it is written in results; ValueError if it is none.
+
+    >>> read_search("3e-4,0.30,1000")
+    '0.0003,0.3,1000'
+    """
+    setting = setting_of(text)
+    if setting is None and text not in SEARCHES:
+        raise unknown_name("search", text, [*SEARCHES, ONE_SETTING])
+    return text if setting is None else _written(setting)
+
+
+def _written(setting: Settings) -> str:
+    return ",".join(f"{value:g}" for value in setting)
 
 
 def populations(config: RunConfig, search: str) -> list[RunConfig]:
@@ -24,6 +58,11 @@ def populations(config: RunConfig, search: str) -> list[RunConfig]:
     if search == "first-seed":
         first = min(member.seed for member in members)
         members = tuple(member for member in members if member.seed == first)
+    elif setting := setting_of(search):
+        members = tuple(member for member in members if settings(member) == setting)
+        if not members:
+            known = dict.fromkeys(_written(settings(member)) for member in config.members)
+            raise bad_value("search", search, f"a setting of the grid: {' or '.join(known)}")
     warmups = dict.fromkeys(member.warmup for member in members)
     return [replace(config, members=_with(members, warmup)) for warmup in warmups]
 

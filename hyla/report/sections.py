@@ -18,7 +18,7 @@ from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
-FIRST_SEED = "--search first-seed"
+FIRST_SEED, ONE_KIND = "--search first-seed", " --only "  # in commands
 ALWAYS = {
     "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
     "rules": "Means over seeds, with standard errors.",
@@ -76,10 +76,14 @@ def _how(found: Found) -> str:
     parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
     commands = _commands(found)
     if found.measured < found.points:
-        # A search on the first seed goes on without repeating those of the whole grid.
-        first, *commands = sorted(commands, key=lambda text: FIRST_SEED not in text)
         done = f"{found.measured} of {found.points} points are measured"
-        parts = [f"<p><strong>{done}</strong>; this does the rest:</p>", command(first)]
+        rest = [text for text in commands if ONE_KIND in text]
+        if not rest:
+            # A search on the first seed goes on without repeating those of the whole grid.
+            rest = sorted(commands, key=lambda text: FIRST_SEED not in text)[:1]
+        words = "this does the rest" if len(rest) == 1 else "these do the rest"
+        parts = [f"<p><strong>{done}</strong>; {words}:</p>", *map(command, rest)]
+        commands = [text for text in commands if text not in rest]
         parts += ["<p>Some of them were made by:</p>"] if commands else []
     parts += map(command, commands)
     whole = found.experiment.scales[0]
