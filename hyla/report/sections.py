@@ -7,6 +7,7 @@ from typing import Any
 from hyla.experiments import rows as choosing
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Figure
+from hyla.experiments.search import setting_of
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
@@ -86,6 +87,9 @@ def _how(found: Found) -> str:
         commands = [text for text in commands if text not in rest]
         parts += ["<p>Some of them were made by:</p>"] if commands else []
     parts += map(command, commands)
+    unsearched = sum(setting_of(str(row.get("search"))) is not None for row in found.rows)
+    if unsearched:
+        parts.append(f"<p>Of {unsearched} points hyperparameters were not searched but given.</p>")
     whole = found.experiment.scales[0]
     if found.scale != whole:
         parts.append(f"<p>At {NAMES[whole]}:</p>")
