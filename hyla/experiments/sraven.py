@@ -160,6 +160,8 @@ def _scaling(
             ),
         ),
         smoke={"millions": MILLIONS[-1:], axis: tuple(values[:2])},
+        note="Width 1 has 4 layers, and 4 layers have width 1: that model is in both scaling "
+        "figures, and so are the claims about it.",
     )
 
 
