@@ -65,6 +65,19 @@ def test_pictures_hold_their_titles_and_legends(
             assert 0 <= box.x0 < box.x1 <= picture.bbox.width, picture.get_suptitle()
 
 
+def test_legends_show_lines_and_points_as_they_are_drawn() -> None:
+    for experiment in EXPERIMENTS.values():
+        for figure in experiment.figures:
+            if figure.kind not in ("lines", "table"):
+                continue
+            (drawn,) = draw(figure, rows_of(experiment), experiment.axes)
+            for trace in (trace for panel in drawn.panels for trace in panel.data):
+                key = drawn.legend[int(trace["legendgroup"])]
+                if "ceiling" not in key.name:
+                    assert key.symbol == trace["marker"]["symbol"].removesuffix("-open")
+                assert key.dash == trace.get("line", {}).get("dash", "")
+
+
 def test_panels_share_their_axes() -> None:
     experiment = EXPERIMENTS["fuzzy"]
     rows = [r for r in rows_of(experiment) if r["examples"] < 64 or r["held_out"] == 0.7]

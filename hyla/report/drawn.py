@@ -34,8 +34,8 @@ class Key:
 
     name: str
     colour: str
-    dash: str = "solid"
-    symbol: str = ""  # for points; else it is a line
+    dash: str = "solid"  # of a line; none for points alone
+    symbol: str = ""  # of points
 
 
 @dataclass(frozen=True)

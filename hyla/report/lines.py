@@ -67,7 +67,7 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
 
 def _key(name: str, value: Any, values: Sequence[Any]) -> Key:
     look = style(value, values)
-    return Key(places([name], {name: value}), look["colour"], look["dash"])
+    return Key(places([name], {name: value}), look["colour"], look["dash"], look["symbol"])
 
 
 def _colour(figure: Figure, row: Row) -> Any:

@@ -73,7 +73,7 @@ def _colouring(
         drawn.panels.append(Panel(places(axes, row), traces, layout, 280))
     if few and not continuous:
         drawn.legend = [
-            Key(c, look["colour"], symbol=look["symbol"])
+            Key(c, look["colour"], "", look["symbol"])
             for c, look in zip(classes, looks, strict=True)
         ]
     elif not continuous:

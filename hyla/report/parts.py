@@ -133,10 +133,15 @@ def _legend(keys: Sequence[Key]) -> str:
 
 def _swatch(key: Key) -> str:
     colour = "currentColor" if key.colour == "ink" else key.colour
-    if key.symbol in SHAPES:
-        return f'<path transform="translate(13 6)" fill="{colour}" d="{SHAPES[key.symbol]}"/>'
-    dashes = "" if key.dash == "solid" else ' stroke-dasharray="6 4"'
-    return f'<path d="M0 6H26" stroke="{colour}" stroke-width="4"{dashes}/>'
+    parts = []
+    if key.dash:
+        dashes = "" if key.dash == "solid" else ' stroke-dasharray="6 4"'
+        width = 2 if key.symbol else 4
+        parts.append(f'<path d="M0 6H26" stroke="{colour}" stroke-width="{width}"{dashes}/>')
+    if key.symbol:
+        shape = SHAPES[key.symbol]
+        parts.append(f'<path transform="translate(13 6)" fill="{colour}" d="{shape}"/>')
+    return "".join(parts)
 
 
 def _skips(skipped: Sequence[str]) -> str:

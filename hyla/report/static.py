@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 3.6, 2.9  # of a panel of lines, in inches
 COLUMNS = 3
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
-    "cross": "P", "x": "X", "star": "*", "diamond-open": "D", "line-ew": "",
+    "cross": "P", "x": "X", "star": "*", "diamond-open": "D", "line-ew": "_",
 }  # fmt: skip
 LINES: dict[str, Any] = {
     "solid": "-",
@@ -139,7 +139,7 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
     handles = [
         Line2D(
             [], [], color=key.colour, label=_text(key.name), marker=MARKERS.get(key.symbol, ""),
-            linestyle="" if key.symbol else LINES[key.dash],
+            linestyle=LINES[key.dash] if key.dash else "",
         )
         for key in drawn.legend
     ]  # fmt: skip

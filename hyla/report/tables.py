@@ -63,7 +63,7 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
         body.append(cells)
     drawn.table = Grid(head, body)
     keys = [OURS, *([PAPER] * papers), *([SINGLE] * any(map(trainings, there)))]
-    drawn.legend = [Key(name, COLOURS[name], symbol=SYMBOLS[name]) for name in keys]
+    drawn.legend = [Key(name, COLOURS[name], "", SYMBOLS[name]) for name in keys]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
         drawn.panels.append(_dots(figure, shown(column), inside, axes, keys))
