@@ -158,7 +158,8 @@ def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     file = results_file(name, "smoke", options.results, options.runs)
     assert read_rows(file) == without_nan(rows)
     found = status(experiment, options)
-    assert (found.points, found.measured, found.begun) == (len(points), len(points), 0)
+    assert found.points == found.measured == found.as_asked == len(points)
+    assert found.begun == 0
     for claim in experiment.claims:
         verdict = claim.judge(rows)
         assert verdict.outcome in (*OUTCOMES, "not measured")

@@ -214,14 +214,17 @@ def _show_list(
     table = Table(title="Experiments", title_justify="left")
     for name in ("name", "what", "in the paper", "scale"):
         table.add_column(name, overflow="fold")
-    for name in ("measured", "begun", "models", "instances", "hours on an H200"):
+    for name in ("measured", "as asked", "begun", "models", "instances", "hours on an H200"):
         table.add_column(name, justify="right")
     for name, one in found.items():
         experiment = EXPERIMENTS[name]
-        cells = [f"{one.measured}/{one.points}", str(one.begun), f"{one.members:,}"]
+        cells = [f"{one.measured}/{one.points}", str(one.as_asked), str(one.begun)]
+        cells += [f"{one.members:,}"]
         what = (name, experiment.title, experiment.where, scale or experiment.scales[0])
         table.add_row(*what, *cells, f"{one.instances:,}", f"{one.hours:.1f}")
     console.print(table)
+    if any(one.as_asked < one.measured for one in found.values()):
+        console.print("As asked: with this --search and --precision; other rows would be made anew")
     console.print(
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning"
     )

@@ -278,12 +278,15 @@ def _kept(path: Path) -> FinishedRun | None:
 class Status:
     """How far an experiment has come at a scale.
 
-    measured: points with rows. begun: points without, with a run folder. members, instances, hours:
-    of all points together, from the beginning; the hours are a rough estimate for one H200.
+    measured: points with rows. as_asked: those of them that were made with the options given, so
+    that they would not be trained again. begun: points without rows, with a run folder. members,
+    instances, hours: of all points together, from the beginning; the hours are a rough estimate for
+    one H200.
     """
 
     points: int
     measured: int
+    as_asked: int
     begun: int
     members: int
     instances: int
@@ -321,6 +324,7 @@ def status(experiment: Experiment, options: Options) -> Status:
     return Status(
         len(points),
         len(measured),
+        sum(bool(made_before(point, rows, options.search)) for point in measured),
         begun,
         sum(members),
         sum(count * config.steps * config.batch for count, config in work),
