@@ -1,6 +1,7 @@
 """`hyla reproduce`: what it lists, refuses, runs and skips."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import Hyla
 
-from hyla.experiments import EXPERIMENTS
+from hyla.experiments import EXPERIMENTS, Row
 from hyla.experiments.results import read_rows
 from hyla.experiments.runner import Options, chosen_points
 from hyla.experiments.search import populations
@@ -49,15 +50,36 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
             "heads --search frist-seed",
             "search: unknown name 'frist-seed'. Did you mean 'first-seed'",
         ),
-        ("heads --search 3e-4,0.3", "Allowed: full, first-seed, LEARNING_RATE,WEIGHT_DECAY,WARMUP"),
+        (
+            "heads --search 3e-4,0.3",
+            "Allowed: full, first-seed, or one setting such as 3e-4,0.3,1000",
+        ),
+        ("heads --search 3e-4,0.3,0.5", "search: unknown name '3e-4,0.3,0.5'"),
         (
             "heads --search 3e-4,0.2,1000",
-            "search: expected a setting of the grid: 0.001,0.1,1000 or 0.001,0.3,1000 or ",
+            "heads: search: expected a setting of the grid: 0.001,0.1,1000 or 0.001,0.3,1000 or ",
         ),
     ],
 )
 def test_what_is_wrong_is_named(hyla: Hyla, arguments: str, message: str) -> None:
     assert message in hyla.error(f"reproduce {arguments}")
+
+
+def test_the_command_of_a_row_with_one_setting_makes_that_row(tmp_path: Path) -> None:
+    from hyla import cli
+
+    file = tmp_path / "smoke" / "results" / "ablation.json"
+
+    def make(words: str) -> Row:
+        cli.main([*shlex.split(words), "--runs", str(tmp_path), "--device", "cpu", "--json"])
+        (row,) = read_rows(file)
+        return row
+
+    only = "--only 'row=HYLA - RMSHead' task=SRAVEN"
+    row = make(f"reproduce ablation --scale smoke {only} --search 3e-4,0.10,1")
+    assert row["command"].endswith(f"{only} --search 0.0003,0.1,1")
+    file.unlink()
+    assert make(row["command"].removeprefix("hyla ")) == row
 
 
 def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:

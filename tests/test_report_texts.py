@@ -102,14 +102,25 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     assert rows[0]["command"] not in how
     assert rows[0]["command"] in others
     # Where each kind has a setting of its own, all of their commands do the rest.
+    own = "hyla reproduce heads --scale paper"
     for row in rows:
-        kind = f"--only attention={row['attention']}"
-        row["command"] = f"hyla reproduce heads --scale paper {kind} --search 0.0003,0.3,1000"
+        row |= {"search": "0.0003,0.3,1000", "command": f"{own} --only ... --search ..."}
     file.write_text(json.dumps(rows))
     (found,) = (one for one in load(results, runs) if one.rows)
-    how = experiment_section(found, Plots()).split("these do the rest:")[1]
-    assert all(row["command"] in how for row in rows)
-    assert "Some of them" not in how
+    page = experiment_section(found, Plots())
+    how, others = page.split("these do the rest:")[1].split("Some of them were made by:")
+    for kind in {row["attention"] for row in rows}:
+        words = f"--only attention={kind} --search 0.0003,0.3,1000 --precision bf16"
+        assert f"{own} {words}" in how
+    assert rows[0]["command"] in others
+    assert "Hyperparameters of 4 rows were given, not searched." in page
+    # But not where one of them is missing.
+    (only,) = {row["attention"] for row in rows[:1]}
+    file.write_text(json.dumps([row for row in rows if row["attention"] == only]))
+    (found,) = (one for one in load(results, runs) if one.rows)
+    assert (
+        f"<code>{own}</code>" in experiment_section(found, Plots()).split("this does the rest:")[1]
+    )
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

@@ -11,6 +11,7 @@ from helpers import tiny_run
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.ablation import ABLATION
+from hyla.experiments.declare import Experiment, Row
 from hyla.experiments.results import read_rows, results_file, write_rows
 from hyla.experiments.reuse import made_before, made_elsewhere
 from hyla.experiments.runner import (
@@ -21,7 +22,7 @@ from hyla.experiments.runner import (
     status,
 )
 from hyla.experiments.runner import finished as read_run
-from hyla.experiments.search import populations
+from hyla.experiments.search import at_setting, populations
 from hyla.train import TimeUp, train
 from hyla.train.runs import folder_name
 
@@ -139,9 +140,8 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     file.write_text(json.dumps([made | {"mean": 12.5}]))
     assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
     file.unlink()
-    assert run_experiment(experiment, options) == [row | {"mean": 12.5}]
-    with pytest.raises(TimeUp):
-        run_experiment(experiment, replace(options, again=True))
+    for again in (False, True):  # a copy is not made anew here
+        assert run_experiment(experiment, replace(options, again=again)) == [row | {"mean": 12.5}]
 
 
 @pytest.mark.parametrize("search", ["full", "first-seed"])
@@ -162,20 +162,63 @@ def test_one_setting_takes_the_place_of_a_search(
         patch.setattr("hyla.experiments.runner.trained", _refuse)
         (row,) = run_experiment(depth, options)
     assert (row["taken_from"], row["search"]) == ("scaling-width", search)
-    assert row["command"] == (
-        "hyla reproduce scaling-depth --scale smoke --only attention=hyla "
-        f"--search {best['learning_rate']:g},{best['weight_decay']:g},{best['warmup']}"
-    )
+    assert row["command"] == searched["command"]
     # One that it has not chosen is, on all seeds; and that will do for the other experiment.
     (row,) = run_experiment(depth, replace(options, search=f"{other},{decay},1"))
     assert (row["members"], row["search"], len(row["grid"])) == (2, f"{other:g},{decay:g},1", 1)
     assert row["hyperparameters"] == {"learning_rate": other, "weight_decay": decay, "warmup": 1}
+    assert row["command"] == (
+        "hyla reproduce scaling-depth --scale smoke --only attention=hyla millions=40 depth=4 "
+        f"--search {other},{decay},1"
+    )
     monkeypatch.setattr("hyla.experiments.runner.train", _refuse)
     assert run_experiment(depth, replace(options, again=True)) == [row]
     results_file("scaling-width", "smoke", runs=tmp_path).unlink()
     options = replace(options, only=kind | {"width": ("1",)}, search=row["search"])
     (taken,) = run_experiment(width, options)
     assert (taken["taken_from"], taken["per_seed"]) == ("scaling-depth", row["per_seed"])
+
+
+@pytest.mark.parametrize("search", ["full", "first-seed"])
+def test_a_setting_is_taken_from_a_search_over_more_or_fewer_warmups(
+    tmp_path: Path, search: str
+) -> None:
+    setting = {"learning_rate": 3e-4, "weight_decay": 0.3, "warmup": 1000}
+    depth, only = EXPERIMENTS["scaling-depth"], {"attention": ("hyla",), "millions": ("20",)}
+    options = Options(results=tmp_path, only=only | {"depth": ("4",)}, search="3e-4,0.3,1e3")
+
+    def made(experiment: Experiment, only: dict[str, tuple[str, ...]], chosen: Any) -> Row:
+        (point,) = chosen_points(experiment, Options(only=only))
+        assert point.config is not None
+        runs = [folder_name(part) for part in populations(point.config, search)]
+        rest = at_setting(point.config, tuple(chosen.values()), {0})
+        runs += [folder_name(rest)] if rest and search == "first-seed" else []
+        row = {"mean": 1.0, "search": search, "runs": runs, "hyperparameters": chosen}
+        row |= {"command": "that of the other"}
+        return {**point.axes, **row}
+
+    table = (ABLATION, {"row": ("HYLA",), "task": ("SRAVEN",)})
+    wider = (EXPERIMENTS["scaling-width"], only | {"width": ("1",)})
+    for experiment, place in (table, wider):
+        file = tmp_path / f"{experiment.name}.json"
+        row = made(experiment, place, setting)
+        wrong = [row | {"hyperparameters": setting | {"warmup": 3000}}, row | {"runs": ["x"]}]
+        wrong += [row | {"runs": row["runs"][1:]}]
+        wrong += [row | {"runs": row["runs"][:-1]}] * (search == "first-seed")
+        wrong += [made(experiment, place, setting | {"weight_decay": 0.1})]
+        for other in wrong:
+            file.write_text(json.dumps([other]))
+            assert points_left(depth, options)
+        file.write_text(json.dumps([row]))
+        assert not points_left(depth, options)
+        assert points_left(depth, replace(options, search="3e-4,0.3,3000"))
+        file.unlink()
+    write_rows(tmp_path / "ablation.json", ABLATION, [made(*table, setting)])
+    (taken,) = run_experiment(depth, options)
+    assert (taken["taken_from"], taken["command"]) == ("ablation", "that of the other")
+    assert status(depth, options).as_asked == 1
+    # Such a copy has other runs than its own search would have: again leaves it as it is.
+    assert run_experiment(depth, replace(options, again=True)) == [taken]
 
 
 def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hyla.experiments.declare import HELD_OUT, Axes, Row, Verdict
-from hyla.experiments.results import is_at
+from hyla.experiments.results import is_at, is_given
 
 REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
@@ -93,9 +93,13 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
     )
     tends = [errors > TENDENCY for _, errors in gaps]
     judged, told = outcome(holds, tends), f"{sum(holds)} of {len(there)} hold"
+    asides = []
     if len(there) < len(pairs):
         judged = so_far(judged)
-        told += f" ({len(pairs) - len(there)} of {len(pairs)} comparisons not measured)"
+        asides.append(f"{len(pairs) - len(there)} of {len(pairs)} comparisons not measured")
+    if any(map(is_given, (row for a, b, _ in there for row in (a, b)))):
+        asides.append("without a search of hyperparameters")
+    told += f" ({'; '.join(asides)})" if asides else ""
     return Verdict(judged, f"{told}: {evidence}")
 
 

@@ -38,6 +38,11 @@ def is_first_seed(row: Row) -> bool:
     return row.get("search") == "first-seed"
 
 
+def is_given(row: Row) -> bool:
+    """Whether hyperparameters were not searched: one setting stands in the place of a search."""
+    return "," in str(row.get("search"))
+
+
 def write_rows(path: Path, experiment: Experiment, rows: Sequence[Row]) -> None:
     """Adds rows to a file, in the order of the declaration; old ones with the same axes go."""
 

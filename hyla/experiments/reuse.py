@@ -8,7 +8,7 @@ from typing import Any
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Experiment, Point, Row
 from hyla.experiments.results import is_at, read_rows
-from hyla.experiments.rows import measured, paper_values
+from hyla.experiments.rows import SETTING, measured, paper_values
 from hyla.experiments.search import SEARCHES, at_setting, run_names, setting_of
 from hyla.train.runs import folder_name
 
@@ -16,10 +16,11 @@ TAKEN = "taken_from"  # names the experiment that a row was copied from
 
 
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
-    """The rows of a point that come from the very runs it asks for: their names tell.
+    """The rows of a point that come from the runs it asks for: their names tell.
 
-    Those of a full search will do for one on the first seed, which is a part of it; and those of
-    a search that has chosen a setting for that setting.
+    Those of a full search will do for one on the first seed, which is a part of it. Where one
+    setting is asked for, those of a search will do that has chosen it: of its own trainings, which
+    are others than those of that setting alone would be.
     """
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
@@ -56,9 +57,7 @@ def made_elsewhere(
                 continue
             bare = {name: value for name, value in row.items() if name not in other.axes}
             here = {**bare, **point.axes, **paper_values(point), TAKEN: other.name}
-            if made_before(point, [here], search) and _made_of_all_runs(
-                _with_warmup(point, search), here
-            ):
+            if made_before(point, [here], search) and _made_of_all_runs(point, here, search):
                 return [here]
     return []
 
@@ -72,17 +71,21 @@ def _with_warmup(point: Point, search: str) -> Point:
     return replace(point, config=replace(point.config, members=members))
 
 
-def _made_of_all_runs(point: Point, row: Row) -> bool:
-    """Whether a row has the runs of a point, those of other seeds too, and no more."""
-    assert point.config is not None
-    names = run_names(point, row["search"])
+def _made_of_all_runs(point: Point, row: Row, search: str) -> bool:
+    """Whether a row has the runs of a point, those of other seeds too, and no more.
+
+    For one setting it may have more.
+    """
+    config, runs = _with_warmup(point, search).config, set(row["runs"])
+    assert config is not None
+    names = run_names(replace(point, config=config), row["search"])
     if row["search"] == "first-seed":
-        first = min(member.seed for member in point.config.members)
-        rest = at_setting(point.config, _chosen(row), {first})
+        first = min(member.seed for member in config.members)
+        rest = at_setting(config, _chosen(row), {first})
         names |= {folder_name(rest)} if rest else set()
-    return names == set(row["runs"])
+    return names <= runs if setting_of(search) else names == runs
 
 
 def _chosen(row: Row) -> tuple[Any, ...]:
     chosen = row.get("hyperparameters")
-    return tuple(chosen.values()) if isinstance(chosen, dict) else ()
+    return tuple(map(chosen.get, SETTING)) if isinstance(chosen, dict) else ()

@@ -42,6 +42,7 @@ BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
 ACTIVE_INSTANCES = 64
 CEILING_INSTANCES = {"paper": 16_384, "small": 4096, "demo": 4096, "smoke": 256}  # of each seed
 Settings = tuple[float, float, int]
+SETTING = ("learning_rate", "weight_decay", "warmup")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Trained:
     @property
     def settings(self) -> Settings:
         """Its hyperparameters."""
-        return tuple(self.result[name] for name in ("learning_rate", "weight_decay", "warmup"))
+        return tuple(self.result[name] for name in SETTING)
 
     def measure(self, name: str) -> float | None:
         """Percent of a reported measure, or the training loss; None if it diverged."""
@@ -224,8 +225,7 @@ def active_by_layer(member: Trained) -> list[float]:
 
 def hyperparameters(member: Trained) -> dict[str, Any]:
     """By name, as in a member's configuration."""
-    names = ("learning_rate", "weight_decay", "warmup")
-    return dict(zip(names, member.settings, strict=True))
+    return dict(zip(SETTING, member.settings, strict=True))
 
 
 def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hyla.errors import bad_value, unknown_name
-from hyla.experiments.declare import Experiment, Point, Row
+from hyla.experiments.declare import Axes, Experiment, Point, Row
 from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
 from hyla.experiments.reuse import TAKEN, made_before, made_elsewhere
 from hyla.experiments.rows import (
@@ -23,7 +23,14 @@ from hyla.experiments.rows import (
     untrained,
 )
 from hyla.experiments.scales import FOR_GPUS, points_at
-from hyla.experiments.search import models, other_seeds, populations, read_search, setting_of
+from hyla.experiments.search import (
+    models,
+    other_seeds,
+    populations,
+    read_search,
+    run_names,
+    setting_of,
+)
 from hyla.files import lock
 from hyla.train.config import RunConfig
 from hyla.train.loop import train
@@ -65,12 +72,11 @@ class Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "search", read_search(self.search))
 
-    def command(self, experiment: Experiment, point: Point) -> str:
-        """The command that makes the results of an experiment, those of a point among them."""
+    def command(self, experiment: Experiment, only: Axes | None = None) -> str:
+        """The command that makes the results of an experiment, or those with values of axes."""
         words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
-        if setting_of(self.search):  # each kind of attention has its own
-            axis = experiment.axes[0]
-            words += ["--only", shlex.quote(f"{axis}={point.axes[axis]}")]
+        if only:
+            words += ["--only", *(shlex.quote(f"{axis}={value}") for axis, value in only.items())]
         words += [f"--search {self.search}"] if self.search != "full" else []
         words += [f"--precision {self.precision}"] if self.precision != "fp32" else []
         return " ".join(words)
@@ -88,8 +94,10 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
                 raise unknown_name(f"only {axis}", value, list(known))
         points = [point for point in points if str(point.axes[axis]) in values]
     for point in points:
-        if point.config is not None:
-            populations(point.config, options.search)  # a setting that it does not have is told
+        try:
+            run_names(point, options.search)
+        except ValueError as error:  # a setting that it does not have
+            raise ValueError(f"{experiment.name}: {error}") from None
     return [_with_precision(point, options.precision) for point in points]
 
 
@@ -117,9 +125,12 @@ def rows_there(
     if own and TAKEN not in own[0]:
         return own
     taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
-    if taken and not setting_of(options.search):
-        options = replace(options, search=taken[0]["search"])
-    return [row | {"command": options.command(experiment, point)} for row in taken] or own
+    if not setting_of(options.search):  # else the command is that of the other experiment
+        taken = [
+            row | {"command": replace(options, search=row["search"]).command(experiment)}
+            for row in taken
+        ]
+    return taken or own
 
 
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
@@ -168,7 +179,10 @@ def run_experiment(
                 continue
             here = replace(here, **{name: old[name] for name in SETTINGS if name in old})
             point = _with_precision(point, here.precision)
-        done = [] if options.again else rows_there(experiment, point, there, options)
+        if not options.again:
+            done = rows_there(experiment, point, there, options)
+        else:  # a copy is made anew where it comes from
+            done = [old] if TAKEN in old else []
         if done:
             if any(row not in there for row in done):
                 with _alone(file.parent):
@@ -193,9 +207,10 @@ def run_experiment(
         start = time.perf_counter()
         made = experiment.make(point, runs, options.scale)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
-        origin |= {"scale": options.scale, "search": here.search}
+        origin |= {"scale": options.scale} | ({"search": here.search} if runs else {})
+        only = point.axes if setting_of(here.search) else None  # other points may have another
         origin |= {"date": datetime.now(UTC).date().isoformat()}
-        made = [row | origin | {"command": here.command(experiment, point)} for row in made]
+        made = [row | origin | {"command": here.command(experiment, only)} for row in made]
         with _alone(file.parent):
             write_rows(file, experiment, made)
             if experiment.keep and options.scale == "paper":

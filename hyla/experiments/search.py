@@ -1,4 +1,4 @@
-"""Which runs a point is made of: its grid on all seeds, on one and the best on the others; or none.
+"""Which runs a point is made of: its grid on all seeds, or on one and the best on the others.
 
 Where a search costs too much, one setting of the grid can be named in its place.
 """
@@ -27,10 +27,10 @@ def setting_of(search: str) -> Settings | None:
     ((0.0003, 0.3, 1000), None)
     """
     try:
-        rate, decay, warmup = search.split(",")
-        return float(rate), float(decay), int(warmup)
+        rate, decay, warmup = map(float, search.split(","))
     except ValueError:
         return None
+    return (rate, decay, int(warmup)) if warmup.is_integer() else None
 
 
 def read_search(text: str) -> str:
@@ -41,12 +41,12 @@ def read_search(text: str) -> str:
     """
     setting = setting_of(text)
     if setting is None and text not in SEARCHES:
-        raise unknown_name("search", text, [*SEARCHES, ONE_SETTING])
+        raise unknown_name("search", text, [*SEARCHES, "or one setting such as 3e-4,0.3,1000"])
     return text if setting is None else _written(setting)
 
 
 def _written(setting: Settings) -> str:
-    return ",".join(f"{value:g}" for value in setting)
+    return ",".join(map(str, setting))
 
 
 def populations(config: RunConfig, search: str) -> list[RunConfig]:

@@ -9,10 +9,9 @@ from typing import Any
 from hyla.experiments.ablation import ROWS, SRAVEN, title
 from hyla.experiments.declare import IN_DISTRIBUTION, Row
 from hyla.experiments.judge import find
-from hyla.experiments.results import is_first_seed
 from hyla.report.drawn import Grid
 from hyla.report.found import DAMAGE
-from hyla.report.tables import MARK, trainings
+from hyla.report.tables import marked, trainings
 from hyla.report.text import number
 
 ABOUT = (
@@ -73,7 +72,7 @@ def _line(row: Row) -> _Line:
     solver = {rule: _finite(row["solver_by_rule"][rule]) for rule in right}
     ceiling = _finite(row["ceiling"])
     return _Line(
-        f"{row['row']} {MARK}" if is_first_seed(row) else row["row"],
+        marked(row["row"], row),
         ceiling,
         f"{ceiling - _finite(row['mean']):.1f}",
         (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.declare import Claim, Experiment, Figure, Row, Verdict
+from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
 from hyla.experiments.results import is_at, place_of, read_rows, results_file
 from hyla.experiments.rows import paper_values
@@ -23,7 +23,7 @@ class Found:
     """An experiment and what is known of it.
 
     scale: of the rows; empty if there are none. file: the one they are in.
-    points, measured: how many there are to be at this scale, and how many have a row.
+    points: how many there are to be at this scale. left: those of them that have no row.
     in_paper: in the place of rows, what the paper has at points without any.
     problems: files and rows that could not be used, each in one line.
     """
@@ -33,10 +33,15 @@ class Found:
     rows: Sequence[Row] = ()
     file: Path | None = None
     points: int = 0
-    measured: int = 0
+    left: Sequence[Point] = ()
     in_paper: Sequence[Row] = ()
     problems: Sequence[str] = ()
     verdicts: Sequence[tuple[Claim, Verdict]] = field(default_factory=list)
+
+    @property
+    def measured(self) -> int:
+        """How many points have a row."""
+        return self.points - len(self.left)
 
     def rows_for(self, figure: Figure) -> Sequence[Row]:
         """The rows for a figure: for a table, with the paper's where there are none, in order."""
@@ -70,14 +75,14 @@ def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
                 rows,
                 file,
                 points=len(points),
-                measured=len(points) - len(left),
+                left=left,
                 in_paper=[{**p.axes, **paper_values(p), ONLY_PAPER: True} for p in known],
                 problems=problems,
                 verdicts=_verdicts(experiment, rows),
             )
     points = points_at(experiment, experiment.scales[0])
     nothing = [(claim, NOT_MEASURED) for claim in experiment.claims]
-    return Found(experiment, points=len(points), problems=problems, verdicts=nothing)
+    return Found(experiment, points=len(points), left=points, problems=problems, verdicts=nothing)
 
 
 def _rows(file: Path, scale: str, problems: list[str]) -> list[Row]:

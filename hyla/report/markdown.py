@@ -7,12 +7,11 @@ from hyla.errors import bad_value
 from hyla.experiments.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
 from hyla.experiments.declare import Row
 from hyla.experiments.judge import NOT_MEASURED, find
-from hyla.experiments.results import is_first_seed
 from hyla.files import new_file
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.found import Found
 from hyla.report.summary import MEANING
-from hyla.report.tables import FIRST_SEED_NOTE, marked_mean
+from hyla.report.tables import marked_mean, notes
 from hyla.report.text import with_error
 
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
@@ -23,8 +22,16 @@ def results_block(found: Sequence[Found]) -> str:
     there = [one for one in found if one.scale == "paper"]
     rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
     table, claims = _table(rows), _claims(found)
-    notes = [*([FIRST_SEED_NOTE] * any(map(is_first_seed, rows))), ABLATION.note]
-    lines = [*table, "", " ".join(notes), "", MEANING, "", *claims, *_beyond(rows)]
+    lines = [
+        *table,
+        "",
+        " ".join([*notes(rows), ABLATION.note]),
+        "",
+        MEANING,
+        "",
+        *claims,
+        *_beyond(rows),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from hyla.experiments import rows as choosing
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Figure
+from hyla.experiments.results import is_given
+from hyla.experiments.runner import Options
 from hyla.experiments.search import setting_of
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.drawn import Drawn, Grid
@@ -19,7 +21,8 @@ from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
-FIRST_SEED, ONE_KIND = "--search first-seed", " --only "  # in commands
+FIRST_SEED, ONLY = "--search first-seed", " --only "  # in commands
+MANY_COMMANDS = 3  # from here on they are folded
 ALWAYS = {
     "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
     "rules": "Means over seeds, with standard errors.",
@@ -71,30 +74,45 @@ def _beyond(found: Found) -> str:
 
 def _how(found: Found) -> str:
     """How far it has come, and the commands that make it, complete it or do it at full scale."""
-    name = found.experiment.name
     if not found.rows:
         return ""
-    parts = [f"<p>All {found.points} points are measured. Made by:</p>"]
-    commands = _commands(found)
-    if found.measured < found.points:
+    commands, parts = _commands(found), [f"<p>All {found.points} points are measured. Made by:</p>"]
+    if found.left:
+        rest = _rest(found)
         done = f"{found.measured} of {found.points} points are measured"
-        rest = [text for text in commands if ONE_KIND in text]
-        if not rest:
-            # A search on the first seed goes on without repeating those of the whole grid.
-            rest = sorted(commands, key=lambda text: FIRST_SEED not in text)[:1]
         words = "this does the rest" if len(rest) == 1 else "these do the rest"
         parts = [f"<p><strong>{done}</strong>; {words}:</p>", *map(command, rest)]
         commands = [text for text in commands if text not in rest]
         parts += ["<p>Some of them were made by:</p>"] if commands else []
-    parts += map(command, commands)
-    unsearched = sum(setting_of(str(row.get("search"))) is not None for row in found.rows)
-    if unsearched:
-        parts.append(f"<p>Of {unsearched} points hyperparameters were not searched but given.</p>")
+    listed = "".join(map(command, commands))
+    many = f"{len(commands)} commands"
+    parts.append(listed if len(commands) <= MANY_COMMANDS else folded(many, listed))
+    given = sum(map(is_given, found.rows))
+    if given:
+        parts.append(f"<p>Hyperparameters of {given} rows were given, not searched.</p>")
     whole = found.experiment.scales[0]
     if found.scale != whole:
         parts.append(f"<p>At {NAMES[whole]}:</p>")
-        parts.append(command(f"hyla reproduce {name} --scale {whole}"))
+        parts.append(command(f"hyla reproduce {found.experiment.name} --scale {whole}"))
     return "".join(parts)
+
+
+def _rest(found: Found) -> list[str]:
+    """The commands for all that is left: of one kind at a time where each has its own setting."""
+    experiment, scale = found.experiment, found.scale or found.experiment.scales[0]
+    kind = experiment.axes[0]
+    given = {
+        str(row.get(kind)): Options(scale, search=search, precision=str(row.get("precision")))
+        for row in found.rows
+        if setting_of(search := str(row.get("search")))
+    }
+    kinds = dict.fromkeys(str(point.axes.get(kind)) for point in found.left)
+    if kinds.keys() <= given.keys():
+        return [given[name].command(experiment, {kind: name}) for name in kinds]
+    own = f"hyla reproduce {experiment.name} --scale {scale}"
+    made = [text for text in _commands(found) if text.startswith(own) and ONLY not in text]
+    # A search on the first seed goes on without repeating those of the whole grid.
+    return sorted(made, key=lambda text: FIRST_SEED not in text)[:1] or [own]
 
 
 def _figures(found: Found, plots: Plots) -> list[str]:
@@ -130,7 +148,7 @@ def _empty(drawn: Drawn, found: Found) -> str:
 
 
 def _place(found: Found, inside: str) -> str:
-    return f'<div class="empty">{inside}{command(_commands(found)[0])}</div>'
+    return f'<div class="empty">{inside}{"".join(map(command, _rest(found)))}</div>'
 
 
 def _commands(found: Found) -> list[str]:

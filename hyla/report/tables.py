@@ -5,7 +5,7 @@ from typing import Any
 
 from hyla.experiments.declare import Figure, Row
 from hyla.experiments.judge import ERRORS, in_errors, of_seeds
-from hyla.experiments.results import is_first_seed
+from hyla.experiments.results import is_first_seed, is_given
 from hyla.report import about
 from hyla.report.colours import GREY, PALETTE
 from hyla.report.drawn import (
@@ -24,11 +24,12 @@ from hyla.report.drawn import (
 )
 from hyla.report.text import at, hover, label, number, rounded, shown, spoken, with_error
 
-MARK = "†"
 FIRST_SEED_NOTE = (
-    f"{MARK} The grid was searched on the first seed only, whose training is then the best of all "
+    "The grid was searched on the first seed only, whose training is then the best of all "
     "settings: such a mean leans upwards."
 )
+GIVEN_NOTE = "Hyperparameters were given, not searched."
+MARKS = {"†": (is_first_seed, FIRST_SEED_NOTE), "‡": (is_given, GIVEN_NOTE)}
 ONLY_PAPER = "only_paper"  # marks what stands in the place of a row that is not there
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}
@@ -72,16 +73,25 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
             "difference (▲ above, ▼ below)."
         )
-    if any(map(is_first_seed, there)):
-        drawn.note = f"{FIRST_SEED_NOTE} {drawn.note}".strip()
+    drawn.note = " ".join([*notes(there), drawn.note]).strip()
     return drawn
 
 
+def marked(text: str, row: Row) -> str:
+    """A text about a row, marked if not every setting was searched on every seed."""
+    return " ".join([text, *(mark for mark, (holds, _) in MARKS.items() if holds(row))])
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the marks of rows mean."""
+    return [f"{mark} {note}" for mark, (holds, note) in MARKS.items() if any(map(holds, rows))]
+
+
 def marked_mean(row: Row) -> str:
-    """The mean of a row with its standard error, marked if it was searched on one seed."""
+    """The mean of a row with its standard error, marked by how it was searched."""
     text = _instead(row)
     text = text or with_error(row["mean"], row.get("standard_error")) + of_seeds(row)
-    return f"{text} {MARK}" if is_first_seed(row) else text
+    return marked(text, row)
 
 
 def against_paper(row: Row) -> float | None:
