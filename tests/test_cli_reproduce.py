@@ -52,12 +52,12 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
         ),
         (
             "heads --search 3e-4,0.3",
-            "Allowed: full, first-seed, or one setting such as 3e-4,0.3,1000",
+            "search: expected LEARNING_RATE,WEIGHT_DECAY,WARMUP",
         ),
-        ("heads --search 3e-4,0.3,0.5", "search: unknown name '3e-4,0.3,0.5'"),
+        ("heads --search 3e-4,0.3,0.5", "three numbers such as 3e-4,0.3,1000, got 3e-4,0.3,0.5"),
         (
             "heads --search 3e-4,0.2,1000",
-            "heads: search: expected a setting of the grid: 0.001,0.1,1000 or 0.001,0.3,1000 or ",
+            "heads, attention softmax, heads 1: search: expected a setting of the grid: 0.001",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
     assert "has it" not in capsys.readouterr().err
     cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
     assert (
-        "heads.json has it, made with --precision fp32; what is asked for"
+        "heads.json has it, made with --search full --precision fp32; what is asked for"
         in capsys.readouterr().err
     )
     file = hyla.folder / "smoke" / "results" / "heads.json"

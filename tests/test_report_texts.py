@@ -94,13 +94,14 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     results, runs = write_results(tmp_path, names=("heads",))
     file = results / "heads.json"
     rows = json.loads(file.read_text())[:4]
-    rows[3]["command"] = "hyla reproduce heads --scale paper --search first-seed"
+    rows[3]["search"] = "first-seed"
     file.write_text(json.dumps(rows))
     (found,) = (one for one in load(results, runs) if one.rows)
     how, others = experiment_section(found, Plots()).split("Some of them were made by:")
-    assert rows[3]["command"] in how.split("this does the rest:")[1]
-    assert rows[0]["command"] not in how
-    assert rows[0]["command"] in others
+    first = "hyla reproduce heads --scale paper --search first-seed --precision bf16"
+    assert f"<code>{first}</code>" in how.split("this does the rest:")[1]
+    assert f"<code>{rows[0]['command']}</code>" not in how
+    assert f"<code>{rows[0]['command']}</code>" in others
     # Where each kind has a setting of its own, all of their commands do the rest.
     own = "hyla reproduce heads --scale paper"
     for row in rows:
@@ -113,14 +114,13 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
         words = f"--only attention={kind} --search 0.0003,0.3,1000 --precision bf16"
         assert f"{own} {words}" in how
     assert rows[0]["command"] in others
-    assert "Hyperparameters of 4 rows were given, not searched." in page
+    assert "In the numbers: ‡ Hyperparameters were given, not searched." in page
+    assert page.count(" ‡<") == len(rows) * page.count("In the numbers: ‡")
     # But not where one of them is missing.
     (only,) = {row["attention"] for row in rows[:1]}
     file.write_text(json.dumps([row for row in rows if row["attention"] == only]))
     (found,) = (one for one in load(results, runs) if one.rows)
-    assert (
-        f"<code>{own}</code>" in experiment_section(found, Plots()).split("this does the rest:")[1]
-    )
+    assert found.commands_left() == [f"{own} --precision bf16"]
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

@@ -129,9 +129,8 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     assert read_rows(file.with_name("held-out.json")) == [row]
     own = {"attention": "hyla", "held_out": 0.25, "taken_from": "ablation"}
     own |= {"paper_mean": None, "paper_standard_error": None}
-    words = " --search first-seed" if search == "first-seed" else ""
     bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
-    assert row == bare | own | {"command": f"hyla reproduce held-out --scale smoke{words}"}
+    assert row == bare | own
     # A copy is not a source: what is gone there is not brought back from here.
     file.write_text("[]")
     with pytest.raises(TimeUp):
@@ -163,8 +162,13 @@ def test_one_setting_takes_the_place_of_a_search(
         (row,) = run_experiment(depth, options)
     assert (row["taken_from"], row["search"]) == ("scaling-width", search)
     assert row["command"] == searched["command"]
-    # One that it has not chosen is, on all seeds; and that will do for the other experiment.
-    (row,) = run_experiment(depth, replace(options, search=f"{other},{decay},1"))
+    # One that it has not chosen does not take its place.
+    options, said = replace(options, search=f"{other},{decay},1"), list[str]()
+    assert run_experiment(depth, options, say=said.append) == [row]
+    assert f"made with --search {search} --precision fp32, which one setting does not" in said[0]
+    # Where there is nothing it is trained, on all seeds; and that will do for other experiments.
+    results_file("scaling-depth", "smoke", runs=tmp_path).unlink()
+    (row,) = run_experiment(depth, options)
     assert (row["members"], row["search"], len(row["grid"])) == (2, f"{other:g},{decay:g},1", 1)
     assert row["hyperparameters"] == {"learning_rate": other, "weight_decay": decay, "warmup": 1}
     assert row["command"] == (
@@ -174,9 +178,14 @@ def test_one_setting_takes_the_place_of_a_search(
     monkeypatch.setattr("hyla.experiments.runner.train", _refuse)
     assert run_experiment(depth, replace(options, again=True)) == [row]
     results_file("scaling-width", "smoke", runs=tmp_path).unlink()
-    options = replace(options, only=kind | {"width": ("1",)}, search=row["search"])
+    options = replace(options, only=kind | {"width": ("1",)})
     (taken,) = run_experiment(width, options)
     assert (taken["taken_from"], taken["per_seed"]) == ("scaling-depth", row["per_seed"])
+    # In the place of what was made with another precision it is told.
+    older = searched | {"precision": "bf16", "runs": ["x"]}
+    write_rows(results_file("scaling-width", "smoke", runs=tmp_path), width, [older])
+    run_experiment(width, options, say=said.append)
+    assert said[-1] == f"in the place of what was made with --search {search} --precision bf16"
 
 
 @pytest.mark.parametrize("search", ["full", "first-seed"])

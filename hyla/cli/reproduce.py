@@ -17,8 +17,10 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.results import RESULTS, RUNS, results_file
+from hyla.experiments.reuse import chosen_setting
 from hyla.experiments.runner import (
     Options,
+    Status,
     chosen_points,
     points_left,
     require,
@@ -34,6 +36,7 @@ from hyla.train.config import PRECISIONS
 from hyla.train.placement import find_devices
 from hyla.train.watch import Watcher
 
+WIDE = 150  # characters of a terminal that has room for titles
 OUT_OF_TIME = 3  # what a process ends with that was stopped by the time limit
 Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
@@ -64,7 +67,7 @@ def reproduce(
             models, a test).
         only: Only the points with these values, such as row=HYLA task=SRAVEN.
         search: Every setting on every seed; or on the first and then the best on the others; or no
-            search but one setting on every seed, such as 3e-4,0.3,1000.
+            search but one setting of the grid on every seed, such as 3e-4,0.3,1000 on SRAVEN.
         precision: Of matrix products.
         members: Train at most this many at once, for the sake of memory.
         processes: Train so many points at once, each in a process of its own (on one GPU it pays
@@ -202,35 +205,45 @@ def _watcher(json: bool) -> Callable[[], Watcher]:
 def _show_list(
     experiments: list[Experiment], options: Options, scale: str | None, json: bool
 ) -> None:
-    found = {}
+    found: dict[str, Status] = {}
+    problems: list[str] = []
     for experiment in experiments:
         if scale is None or scale in experiment.scales:
             chosen = replace(options, scale=scale or experiment.scales[0])
-            found[experiment.name] = status(experiment, chosen)
+            try:
+                found[experiment.name] = status(experiment, chosen)
+            except ValueError as error:  # it does not have the setting or axis
+                problems.append(str(error))
+    if problems and (json or not found):
+        raise ValueError(problems[0])
     if json:
         write_json({name: asdict(one) for name, one in found.items()})
         return
     console = output()
     table = Table(title="Experiments", title_justify="left")
-    for name in ("name", "what", "in the paper", "scale"):
+    wide = console.width >= WIDE
+    table.add_column("name", no_wrap=True)
+    for name in ("what", "in the paper", "scale") if wide else ("scale",):
         table.add_column(name, overflow="fold")
-    for name in ("measured", "as asked", "begun", "models", "instances", "hours on an H200"):
+    for name in ("measured", "as asked", "begun", "models", "instances", "H200 hours"):
         table.add_column(name, justify="right")
     for name, one in found.items():
         experiment = EXPERIMENTS[name]
         cells = [f"{one.measured}/{one.points}", str(one.as_asked), str(one.begun)]
         cells += [f"{one.members:,}"]
-        what = (name, experiment.title, experiment.where, scale or experiment.scales[0])
-        table.add_row(*what, *cells, f"{one.instances:,}", f"{one.hours:.1f}")
+        what = [name, *([experiment.title, experiment.where] if wide else [])]
+        cells += [f"{one.instances / 1e6:,.0f} M", f"{one.hours:.1f}"]
+        table.add_row(*what, scale or experiment.scales[0], *cells)
     console.print(table)
-    if any(one.as_asked < one.measured for one in found.values()):
-        console.print("As asked: with this --search and --precision; other rows would be made anew")
-    console.print(
-        "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning"
-    )
-    for name, one in found.items():
-        if one.problem:
-            console.print(f"{name}: {one.problem}", soft_wrap=True, markup=False)
+    asked = f"--search {options.search} --precision {options.precision}"
+    problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
+    for line in (
+        f"As asked: made with {asked}; other rows would be trained anew.",
+        "Begun: points without rows that have a run folder.",
+        "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
+        *problems,
+    ):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> None:
@@ -238,15 +251,22 @@ def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> No
     table = Table(title=f"{experiment.title} ({experiment.where}), percent", title_justify="left")
     for axis in experiment.axes:
         table.add_column(axis, overflow="fold")
-    for name in ("mean", "standard error", "paper", "standard error"):
+    papers = any(row.get("paper_mean") is not None for row in rows)
+    names = ["mean", "standard error", *(["paper", "standard error"] * papers)]
+    for name in names:
         table.add_column(name, justify="right")
+    table.add_column("setting")
     for row in rows:
         if row.get("mean") is None or row.get("label", "all") != "all":
             continue  # maps and matrices are for the report, as are terms and rules one by one
         values = [row.get(name) for name in ("mean", "standard_error")]
-        theirs = [row.get(name) for name in ("paper_mean", "paper_standard_error")]
-        cells = ["" if value is None else f"{value:.2f}" for value in (*values, *theirs)]
-        table.add_row(*(str(row[axis]) for axis in experiment.axes), *cells)
+        if papers:
+            values += [row.get(name) for name in ("paper_mean", "paper_standard_error")]
+        cells = ["" if value is None else f"{value:.2f}" for value in values]
+        setting = ",".join(map(str, chosen_setting(row)))
+        table.add_row(*(str(row[axis]) for axis in experiment.axes), *cells, setting)
     console.print(table)
+    if any(map(chosen_setting, rows)):
+        console.print(f"Setting: {ONE_SETTING}", soft_wrap=True)
     file = results_file(experiment.name, options.scale, options.results, options.runs)
     console.print(f"Rows: {file}", soft_wrap=True, markup=False)

@@ -18,17 +18,14 @@ TAKEN = "taken_from"  # names the experiment that a row was copied from
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     """The rows of a point that come from the runs it asks for: their names tell.
 
-    Those of a full search will do for one on the first seed, which is a part of it. Where one
-    setting is asked for, those of a search will do that has chosen it: of its own trainings, which
-    are others than those of that setting alone would be.
+    Those of a full search will do for one on the first seed, which is a part of it; and those of
+    a search for one setting, whatever they have chosen: they are worth more.
     """
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
-    setting, point = setting_of(search), _with_warmup(point, search)
-    if setting:
-        found = [row for row in found if _chosen(row) == setting]
-    enough = (search, *SEARCHES) if setting else (search, "full")
+    point = _with_warmup(point, search)
+    enough = (search, *SEARCHES) if setting_of(search) else (search, "full")
     return [
         row
         for row in found
@@ -74,18 +71,20 @@ def _with_warmup(point: Point, search: str) -> Point:
 def _made_of_all_runs(point: Point, row: Row, search: str) -> bool:
     """Whether a row has the runs of a point, those of other seeds too, and no more.
 
-    For one setting it may have more.
+    For one setting it may have more, but must have chosen it.
     """
     config, runs = _with_warmup(point, search).config, set(row["runs"])
     assert config is not None
     names = run_names(replace(point, config=config), row["search"])
     if row["search"] == "first-seed":
         first = min(member.seed for member in config.members)
-        rest = at_setting(config, _chosen(row), {first})
+        rest = at_setting(config, chosen_setting(row), {first})
         names |= {folder_name(rest)} if rest else set()
-    return names <= runs if setting_of(search) else names == runs
+    setting = setting_of(search)
+    return names <= runs and chosen_setting(row) == setting if setting else names == runs
 
 
-def _chosen(row: Row) -> tuple[Any, ...]:
+def chosen_setting(row: Row) -> tuple[Any, ...]:
+    """The hyperparameters of a row."""
     chosen = row.get("hyperparameters")
     return tuple(map(chosen.get, SETTING)) if isinstance(chosen, dict) else ()

@@ -13,8 +13,15 @@ from pathlib import Path
 
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments.declare import Axes, Experiment, Point, Row
-from hyla.experiments.results import RESULTS, RUNS, is_at, read_rows, results_file, write_rows
-from hyla.experiments.reuse import TAKEN, made_before, made_elsewhere
+from hyla.experiments.results import (
+    RESULTS,
+    RUNS,
+    is_at,
+    read_rows,
+    results_file,
+    write_rows,
+)
+from hyla.experiments.reuse import TAKEN, chosen_setting, made_before, made_elsewhere
 from hyla.experiments.rows import (
     FinishedRun,
     choose,
@@ -97,7 +104,7 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
         try:
             run_names(point, options.search)
         except ValueError as error:  # a setting that it does not have
-            raise ValueError(f"{experiment.name}: {error}") from None
+            raise ValueError(f"{experiment.name}, {told(point.axes)}: {error}") from None
     return [_with_precision(point, options.precision) for point in points]
 
 
@@ -124,13 +131,7 @@ def rows_there(
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
         return own
-    taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
-    if not setting_of(options.search):  # else the command is that of the other experiment
-        taken = [
-            row | {"command": replace(options, search=row["search"]).command(experiment)}
-            for row in taken
-        ]
-    return taken or own
+    return made_elsewhere(experiment, point, options.search, partial(_file, options=options)) or own
 
 
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
@@ -170,7 +171,7 @@ def run_experiment(
     there = read_rows(file)  # what is wrong with it is told before anything is trained
     rows: list[Row] = []
     for number, point in enumerate(points, start=1):
-        place = ", ".join(f"{axis} {value}" for axis, value in point.axes.items())
+        place = told(point.axes)
         old = next((row for row in there if is_at(row, point.axes)), {})
         here = options
         if options.again:  # as it was made, whatever is asked for now
@@ -184,11 +185,13 @@ def run_experiment(
         else:  # a copy is made anew where it comes from
             done = [old] if TAKEN in old else []
         if done:
+            about = _about(done[0], here.search)
+            say(f"{experiment.name} {number}/{len(points)}: {place} is in {file}{about}")
             if any(row not in there for row in done):
+                if old and TAKEN not in old:
+                    say(f"in the place of what was made with {made_with(old)}")
                 with _alone(file.parent):
                     write_rows(file, experiment, done)
-            source = f", from {done[0][TAKEN]}" if TAKEN in done[0] else ""
-            say(f"{experiment.name} {number}/{len(points)}: {place} is in {file}{source}")
             rows += done
             continue
         say(f"{experiment.name} {number}/{len(points)}: {place}")
@@ -196,10 +199,7 @@ def run_experiment(
         if late and point.config is None:  # a training looks at the time itself
             raise TimeUp("time is up")
         if old and not options.again:
-            differs = [f"--{n} {old.get(n)}" for n in SETTINGS if old.get(n) != getattr(here, n)]
-            made_with = " ".join(differs) or "other settings"
-            say(f"{file} has it, made with {made_with}; what is asked for is trained now and will")
-            say("take its place")
+            say(f"{file} has it, made with {made_with(old)}; what is asked for will take its place")
         runs = kept(point, here) if experiment.keep else []
         runs = runs or trained(point, here, watcher, say)
         if experiment.keep:  # an analysis of what is trained
@@ -217,6 +217,24 @@ def run_experiment(
                 keep(runs, options)
         rows += made
     return rows
+
+
+def told(axes: Axes) -> str:
+    """Values of axes, in words."""
+    return ", ".join(f"{axis} {value}" for axis, value in axes.items())
+
+
+def _about(row: Row, search: str) -> str:
+    """Where a row comes from that is there, if not from what is asked for."""
+    text = f", from {row[TAKEN]}" if TAKEN in row else ""
+    if (setting := setting_of(search)) and chosen_setting(row) != setting:
+        text += f", made with {made_with(row)}, which one setting does not replace"
+    return text
+
+
+def made_with(row: Row) -> str:
+    """The options of a row that others of the same axes may differ in."""
+    return " ".join(f"--{name} {row[name]}" for name in SETTINGS if name in row)
 
 
 def trained(

@@ -39,10 +39,14 @@ def read_search(text: str) -> str:
     >>> read_search("3e-4,0.30,1000")
     '0.0003,0.3,1000'
     """
+    if text in SEARCHES:
+        return text
+    if "," not in text:
+        raise unknown_name("search", text, SEARCHES)
     setting = setting_of(text)
-    if setting is None and text not in SEARCHES:
-        raise unknown_name("search", text, [*SEARCHES, "or one setting such as 3e-4,0.3,1000"])
-    return text if setting is None else _written(setting)
+    if setting is None:
+        raise bad_value("search", text, f"{ONE_SETTING}, three numbers such as 3e-4,0.3,1000")
+    return _written(setting)
 
 
 def _written(setting: Settings) -> str:

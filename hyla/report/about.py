@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyla.experiments.declare import Row
+from hyla.experiments.results import is_given
 from hyla.report.text import at, number, places, rounded, shown, spoken, with_error
 
 MAX_RUNS = 6  # names in a hover
@@ -55,7 +56,7 @@ def settings(values: Any) -> str:
 def choice(row: Row) -> str:
     """What the paper's rule for choosing hyperparameters gives."""
     mean = at(row, "paper_choice", "mean")
-    if number(mean) is None:
+    if number(mean) is None or is_given(row):
         return ""
     text = with_error(mean, at(row, "paper_choice", "standard_error"))
     at_ = settings(at(row, "paper_choice", "hyperparameters"))

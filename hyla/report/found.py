@@ -1,5 +1,6 @@
 """What there is to report: the rows of each experiment at its largest scale, and verdicts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
-from hyla.experiments.results import is_at, place_of, read_rows, results_file
+from hyla.experiments.results import is_at, is_first_seed, place_of, read_rows, results_file
 from hyla.experiments.rows import paper_values
+from hyla.experiments.runner import Options
 from hyla.experiments.scales import points_at
+from hyla.experiments.search import setting_of
 from hyla.report.tables import ONLY_PAPER
 
 DAMAGE = (
@@ -42,6 +45,26 @@ class Found:
     def measured(self) -> int:
         """How many points have a row."""
         return self.points - len(self.left)
+
+    def commands_left(self) -> list[str]:
+        """The commands for what is left, with the options of what is there.
+
+        Of one kind at a time where each has its own setting. A search on the first seed goes on
+        without repeating those of the whole grid.
+        """
+        scale, kind = self.scale or self.experiment.scales[0], self.experiment.axes[0]
+        given = {
+            str(row.get(kind)): Options(scale, search=search, precision=str(row.get("precision")))
+            for row in self.rows
+            if setting_of(search := str(row.get("search")))
+        }
+        kinds = dict.fromkeys(str(point.axes.get(kind)) for point in self.left)
+        if given and kinds.keys() <= given.keys():
+            return [given[name].command(self.experiment, {kind: name}) for name in kinds]
+        search = "first-seed" if any(map(is_first_seed, self.rows)) else "full"
+        precisions = Counter(str(row["precision"]) for row in self.rows if row.get("precision"))
+        ((precision, _),) = precisions.most_common(1) or [("fp32", 0)]
+        return [Options(scale, search=search, precision=precision).command(self.experiment)]
 
     def rows_for(self, figure: Figure) -> Sequence[Row]:
         """The rows for a figure: for a table, with the paper's where there are none, in order."""

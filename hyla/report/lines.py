@@ -23,6 +23,7 @@ from hyla.report.drawn import (
     x_axis,
     y_range,
 )
+from hyla.report.tables import marked, notes
 from hyla.report.text import at, hover, number, places, plain, rounded, shown, spoken, with_error
 
 CEILING = "ceiling (exact solver)"
@@ -61,7 +62,9 @@ def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
     orders = [values_of(there, name) for name in (figure.facet, figure.colour, figure.x) if name]
     names = [name for name in (figure.facet, figure.colour, figure.x) if name]
     there.sort(key=lambda row: [o.index(row[n]) for n, o in zip(names, orders, strict=True)])
-    drawn.numbers = _numbers(figure, there, axes)
+    drawn.numbers, drawn.note = _numbers(figure, there, axes), " ".join(notes(there))
+    if drawn.note:
+        drawn.note = f"In the numbers: {drawn.note}"
     return drawn
 
 
@@ -135,7 +138,7 @@ def _numbers(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Grid:
     body = []
     for row in rows:
         values = measure(row, figure.y)
-        text = with_error(values["mean"], values.get("standard_error"))
+        text = marked(with_error(values["mean"], values.get("standard_error")), row)
         cells = [*(shown(row.get(axis_)) for axis_ in shown_axes), text, about.seeds(values)]
         body.append([*cells, *([rounded(row.get("ceiling"))] * figure.ceiling)])
     return Grid(head, body, len(shown_axes))

@@ -70,15 +70,19 @@ def _beyond(rows: Sequence[Row]) -> list[str]:
 
 
 def _claims(found: Sequence[Found]) -> list[str]:
-    """A line for each claim that is judged at the paper's scale, then for each that is not."""
+    """A line for each claim that is judged at the paper's scale, then for those that are not."""
     judged, left = [], []
     for one in found:
         if "paper" not in one.experiment.scales:
             continue
+        where, missing = one.experiment.where, []
         for claim, verdict in one.verdicts:
-            place = f"{claim.text} ({one.experiment.where})"
             if one.scale == "paper" and verdict.outcome != NOT_MEASURED.outcome:
-                judged.append(f"- {verdict.outcome.capitalize()}: {place}. {verdict.evidence}.")
+                told = f"{claim.text} ({where}). {verdict.evidence}"
+                judged.append(f"- {verdict.outcome.capitalize()}: {told}.")
             else:
-                left.append(f"- Not measured: {place}; `hyla reproduce {one.experiment.name}`.")
+                missing.append(claim.text)
+        if missing:
+            commands = ", ".join(f"`{text}`" for text in one.commands_left())
+            left.append(f"- Not measured: {'; '.join(missing)} ({where}): {commands}.")
     return judged + left

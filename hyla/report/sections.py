@@ -7,9 +7,6 @@ from typing import Any
 from hyla.experiments import rows as choosing
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Figure
-from hyla.experiments.results import is_given
-from hyla.experiments.runner import Options
-from hyla.experiments.search import setting_of
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.drawn import Drawn, Grid
 from hyla.report.figures import draw
@@ -21,7 +18,6 @@ from hyla.report.text import at, escape, number
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
-FIRST_SEED, ONLY = "--search first-seed", " --only "  # in commands
 MANY_COMMANDS = 3  # from here on they are folded
 ALWAYS = {
     "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
@@ -78,7 +74,7 @@ def _how(found: Found) -> str:
         return ""
     commands, parts = _commands(found), [f"<p>All {found.points} points are measured. Made by:</p>"]
     if found.left:
-        rest = _rest(found)
+        rest = found.commands_left()
         done = f"{found.measured} of {found.points} points are measured"
         words = "this does the rest" if len(rest) == 1 else "these do the rest"
         parts = [f"<p><strong>{done}</strong>; {words}:</p>", *map(command, rest)]
@@ -87,32 +83,11 @@ def _how(found: Found) -> str:
     listed = "".join(map(command, commands))
     many = f"{len(commands)} commands"
     parts.append(listed if len(commands) <= MANY_COMMANDS else folded(many, listed))
-    given = sum(map(is_given, found.rows))
-    if given:
-        parts.append(f"<p>Hyperparameters of {given} rows were given, not searched.</p>")
     whole = found.experiment.scales[0]
     if found.scale != whole:
         parts.append(f"<p>At {NAMES[whole]}:</p>")
         parts.append(command(f"hyla reproduce {found.experiment.name} --scale {whole}"))
     return "".join(parts)
-
-
-def _rest(found: Found) -> list[str]:
-    """The commands for all that is left: of one kind at a time where each has its own setting."""
-    experiment, scale = found.experiment, found.scale or found.experiment.scales[0]
-    kind = experiment.axes[0]
-    given = {
-        str(row.get(kind)): Options(scale, search=search, precision=str(row.get("precision")))
-        for row in found.rows
-        if setting_of(search := str(row.get("search")))
-    }
-    kinds = dict.fromkeys(str(point.axes.get(kind)) for point in found.left)
-    if kinds.keys() <= given.keys():
-        return [given[name].command(experiment, {kind: name}) for name in kinds]
-    own = f"hyla reproduce {experiment.name} --scale {scale}"
-    made = [text for text in _commands(found) if text.startswith(own) and ONLY not in text]
-    # A search on the first seed goes on without repeating those of the whole grid.
-    return sorted(made, key=lambda text: FIRST_SEED not in text)[:1] or [own]
 
 
 def _figures(found: Found, plots: Plots) -> list[str]:
@@ -128,7 +103,7 @@ def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
         drawings = [Drawn(declared.title, skipped=[reason])]
     caption = " ".join(text for text in (declared.caption, ALWAYS.get(declared.kind, "")) if text)
     return [
-        figure(drawn, caption, plots) if drawn.panels or drawn.table else _empty(drawn, found)
+        figure(drawn, caption, plots) if drawn.panels or drawn.table else _empty(drawn)
         for drawn in drawings
     ]
 
@@ -136,27 +111,23 @@ def _figure(declared: Figure, found: Found, plots: Plots) -> list[str]:
 def _nothing(found: Found) -> str:
     """The place of all figures of an experiment that is not measured."""
     titles = "".join(f"<li>{escape(one.title)}</li>" for one in found.experiment.figures)
-    return _place(found, f"<ul>{titles}</ul><p>Not measured. This fills it:</p>")
+    commands = "".join(map(command, found.commands_left()))
+    return (
+        f'<div class="empty"><ul>{titles}</ul><p>Not measured. This fills it:</p>{commands}</div>'
+    )
 
 
-def _empty(drawn: Drawn, found: Found) -> str:
+def _empty(drawn: Drawn) -> str:
     """The place of a figure for which there are no rows yet."""
     skipped = "".join(f"<li>{escape(line)}</li>" for line in drawn.skipped)
     listed = f"<ul>{skipped}</ul>" if skipped else ""
-    title = f"<h4>{escape(drawn.title)}</h4>"
-    return _place(found, f"{title}{listed}<p>Nothing to show yet. This fills it:</p>")
-
-
-def _place(found: Found, inside: str) -> str:
-    return f'<div class="empty">{inside}{"".join(map(command, _rest(found)))}</div>'
+    text = "<p>Nothing to show yet: what is left is made by the commands above.</p>"
+    return f'<div class="empty"><h4>{escape(drawn.title)}</h4>{listed}{text}</div>'
 
 
 def _commands(found: Found) -> list[str]:
-    """Those that made the rows, or else the one that would."""
-    made = [str(row["command"]) for row in found.rows if row.get("command")]
-    experiment = found.experiment
-    scale = found.scale or experiment.scales[0]
-    return list(dict.fromkeys(made)) or [f"hyla reproduce {experiment.name} --scale {scale}"]
+    """Those that made the rows."""
+    return list(dict.fromkeys(str(row["command"]) for row in found.rows if row.get("command")))
 
 
 def runs_section(root: Path, states: Sequence[RunState]) -> str:
