@@ -29,7 +29,7 @@ from hyla.experiments.runner import (
     status,
 )
 from hyla.experiments.scales import SCALES
-from hyla.experiments.search import ONE_SETTING, SEARCHES, run_names
+from hyla.experiments.search import ONE_SETTING, SEARCHES
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
@@ -124,12 +124,7 @@ def _train_together(
     require(experiment)
     threads = max(1, torch.get_num_threads() // processes)
     jobs: dict[str, Job] = {}
-    taken: set[str] = set()
-    for point in points_left(experiment, options):
-        runs = run_names(point, options.search)
-        if runs & taken:  # it is made of a run that another point trains: afterwards, not beside it
-            continue
-        taken |= runs
+    for point in points_left(experiment, options):  # no two are made of the same run
         only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
         name, alone = ", ".join(map(str, point.axes.values())), replace(options, only=only)
         jobs[name] = partial(_one_point, experiment.name, name, alone, threads, quiet)

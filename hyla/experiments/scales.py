@@ -65,9 +65,11 @@ def _scaled(config: RunConfig, scale: str) -> RunConfig:
 
 
 def _tiny(model: ModelConfig) -> ModelConfig:
+    """Wider and deeper models stay wider and deeper."""
+    width = model.width // 8
     return replace(
-        model, layers=2, width=16, heads=min(model.heads, 4), head_size=min(model.head_size, 4),
-        hidden_size=16,
+        model, layers=max(2, model.layers // 2), width=width, heads=min(model.heads, 4),
+        head_size=min(model.head_size, 4), hidden_size=width,
     )  # fmt: skip
 
 

@@ -22,14 +22,17 @@ NUMBERS |= {rule: i for i, rule in enumerate(RULES)}
 
 
 def number_of(value: Any, values: Sequence[Any]) -> int:
-    """The number of a value among others: that of its kind of attention or rule, else its position.
+    """The number of a value among others: that of its kind of attention or rule, if it is one.
+
+    Else it is its position, after those of softmax and linear attention and HYLA, whose colours
+    stand in the same sections.
 
     >>> number_of("hyla", ["hyla"]), number_of("HYLA", ["HYLA"]), number_of(8, [4, 8])
-    (2, 2, 1)
+    (2, 2, 4)
     """
     if isinstance(value, str) and value in NUMBERS:
         return NUMBERS[value]
-    return list(values).index(value)
+    return 3 + list(values).index(value)
 
 
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
