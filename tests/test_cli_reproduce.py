@@ -28,6 +28,9 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
     assert less["ablation"]["members"] == 26 * 6
     assert less["ablation"]["hours"] < found["ablation"]["hours"]
     assert "figures 2C and 9" in hyla(f"reproduce --list {place}")
+    one = hyla.json(f"reproduce --list --search 3e-4,0.3,1000 {place}")
+    assert one["heads"]["members"] == 18 * 3
+    assert "fuzzy" not in one  # whose grid is another
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hyla.experiments.runner import (
     trained,
 )
 from hyla.experiments.scales import points_at
-from hyla.experiments.search import populations, run_names
+from hyla.experiments.search import SEARCHES, populations, run_names
 from hyla.files import without_nan
 from hyla.report.summary import OUTCOMES
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
@@ -142,8 +142,9 @@ def test_every_experiment_has_points_with_its_axes_at_every_scale() -> None:
             places = [tuple(point.axes.items()) for point in points]
             assert len(set(places)) == len(places)
             assert set(points[0].axes) <= set(experiment.axes)
-            runs = [name for point in points for name in run_names(point, "full")]
-            assert len(set(runs)) == len(runs)  # so that points can be trained side by side
+            for search in SEARCHES:
+                runs = [name for point in points for name in run_names(point, search)]
+                assert len(set(runs)) == len(runs)  # so that points can be trained side by side
             for point in points:
                 if point.config is not None:
                     assert "validation" in point.config.splits
@@ -206,7 +207,7 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
     options = Options(scale="smoke", runs=tmp_path)
     for only, message in (
         ({"rwo": ("HYLA",)}, "only of ablation: unknown name 'rwo'. Did you mean 'row'"),
-        ({"row": ("HILA",)}, "only row: unknown name 'HILA'. Did you mean 'HYLA'"),
+        ({"row": ("HILA",)}, "only row of ablation: unknown name 'HILA'. Did you mean 'HYLA'"),
     ):
         with pytest.raises(ValueError, match=message):
             chosen_points(ABLATION, replace(options, only=only))

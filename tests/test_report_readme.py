@@ -89,6 +89,15 @@ def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path
             assert all(line.endswith(command) for line in missing)
 
 
+def test_what_is_not_measured_has_the_command_of_the_papers_scale(tmp_path: Path) -> None:
+    rows = [row | {"scale": "smoke"} for row in rows_of(EXPERIMENTS["heads"])]
+    file = tmp_path / "runs" / "smoke" / "results" / "heads.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(rows))
+    block = results_block(load(tmp_path, tmp_path / "runs"))
+    assert "(figure 5C): `hyla reproduce heads --scale paper`." in block
+
+
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path, dict)
     file = tmp_path / "README.md"

@@ -14,6 +14,7 @@ from hyla.experiments import EXPERIMENTS
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import Verdict
 from hyla.experiments.judge import find
+from hyla.experiments.sraven import ATTENTIONS
 from hyla.report import load, render, static
 from hyla.report.figures import draw
 from hyla.report.parts import Plots
@@ -116,11 +117,20 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     assert rows[0]["command"] in others
     assert "In the numbers: ‡ Hyperparameters were given, not searched." in page
     assert page.count(" ‡<") == len(rows) * page.count("In the numbers: ‡")
-    # But not where one of them is missing.
+    # The others are searched; so are all where the setting is none or not theirs.
     (only,) = {row["attention"] for row in rows[:1]}
-    file.write_text(json.dumps([row for row in rows if row["attention"] == only]))
+    rows = [row for row in rows if row["attention"] == only]
+    for search in ("0.0003,0.3,1000", "0.0003,0.3,3000", "nan,1,2", ["x"], None):
+        file.write_text(json.dumps([row | {"search": search} for row in rows]))
+        (found,) = (one for one in load(results, runs) if one.rows)
+        words = {kind: f"{own} --only attention={kind} --precision bf16" for kind in ATTENTIONS}
+        words[only] = f"{own} --only attention={only} --search 0.0003,0.3,1000 --precision bf16"
+        good = search == "0.0003,0.3,1000"
+        left = found.commands_left()
+        assert sorted(left) == (sorted(words.values()) if good else [f"{own} --precision bf16"])
+    file.write_text(json.dumps([row | {"precision": None} for row in rows]))
     (found,) = (one for one in load(results, runs) if one.rows)
-    assert found.commands_left() == [f"{own} --precision bf16"]
+    assert all("--precision" not in text for text in found.commands_left())
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

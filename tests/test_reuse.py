@@ -226,6 +226,18 @@ def test_a_setting_is_taken_from_a_search_over_more_or_fewer_warmups(
     (taken,) = run_experiment(depth, options)
     assert (taken["taken_from"], taken["command"]) == ("ablation", "that of the other")
     assert status(depth, options).as_asked == 1
+    # A search is not replaced by another setting, be it of a warm-up that it has not tried, nor by
+    # one that another experiment has.
+    later = replace(options, search="3e-4,0.3,3000")
+    (point,) = chosen_points(EXPERIMENTS["scaling-width"], replace(later, only=wider[1]))
+    assert point.config is not None
+    (run,) = populations(point.config, later.search)
+    chosen = {"search": later.search, "hyperparameters": setting | {"warmup": 3000}}
+    other = {**point.axes, "mean": 2.0, **chosen, "runs": [folder_name(run)]}
+    write_rows(tmp_path / "scaling-width.json", EXPERIMENTS["scaling-width"], [other])
+    said: list[str] = []
+    assert run_experiment(depth, later, say=said.append) == [taken]
+    assert f"from ablation, made with --search {search}, which one setting does not" in said[0]
     # Such a copy has other runs than its own search would have: again leaves it as it is.
     assert run_experiment(depth, replace(options, again=True)) == [taken]
 

@@ -209,7 +209,7 @@ def _show_list(
                 found[experiment.name] = status(experiment, chosen)
             except ValueError as error:  # it does not have the setting or axis
                 problems.append(str(error))
-    if problems and (json or not found):
+    if problems and not found:
         raise ValueError(problems[0])
     if json:
         write_json({name: asdict(one) for name, one in found.items()})
@@ -220,21 +220,22 @@ def _show_list(
     table.add_column("name", no_wrap=True)
     for name in ("what", "in the paper", "scale") if wide else ("scale",):
         table.add_column(name, overflow="fold")
-    for name in ("measured", "as asked", "begun", "models", "instances", "H200 hours"):
+    columns = ["measured", "as asked", *(["begun", "instances"] * wide), "models", "H200 hours"]
+    for name in columns:
         table.add_column(name, justify="right")
     for name, one in found.items():
         experiment = EXPERIMENTS[name]
-        cells = [f"{one.measured}/{one.points}", str(one.as_asked), str(one.begun)]
-        cells += [f"{one.members:,}"]
+        cells = [f"{one.measured}/{one.points}", str(one.as_asked)]
+        cells += [str(one.begun), f"{one.instances:,}"] * wide
         what = [name, *([experiment.title, experiment.where] if wide else [])]
-        cells += [f"{one.instances / 1e6:,.0f} M", f"{one.hours:.1f}"]
+        cells += [f"{one.members:,}", f"{one.hours:.1f}"]
         table.add_row(*what, scale or experiment.scales[0], *cells)
     console.print(table)
     asked = f"--search {options.search} --precision {options.precision}"
     problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
-        f"As asked: made with {asked}; other rows would be trained anew.",
-        "Begun: points without rows that have a run folder.",
+        f"As asked: made with {asked} or by a wider search; other rows would be trained anew.",
+        *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
         *problems,
     ):

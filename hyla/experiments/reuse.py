@@ -24,15 +24,22 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
-    point = _with_warmup(point, search)
-    enough = (search, *SEARCHES) if setting_of(search) else (search, "full")
+    one = setting_of(search) is not None
+    warmups = {member.warmup for member in point.config.members}
+    parts = [_with_warmup(point, warmup) for warmup in warmups] if one else [point]
+    enough = (search, *SEARCHES) if one else (search, "full")
+
+    def complete(row: Row, runs: set[str]) -> bool:
+        asked = [point] if row["search"] == search else parts
+        return any(run_names(part, row["search"]) <= runs for part in asked)
+
     return [
         row
         for row in found
         if row.get("search") in enough
         and isinstance(runs := row.get("runs"), list)
         and all(isinstance(name, str) for name in runs)
-        and run_names(point, row["search"]) <= set(runs)
+        and complete(row, set(runs))
     ]
 
 
@@ -59,12 +66,10 @@ def made_elsewhere(
     return []
 
 
-def _with_warmup(point: Point, search: str) -> Point:
-    """If one setting is asked for: the runs of its warm-up, which experiments share."""
-    setting = setting_of(search)
-    if setting is None or point.config is None:
-        return point
-    members = tuple(m for m in point.config.members if m.warmup == setting[-1])
+def _with_warmup(point: Point, warmup: int) -> Point:
+    """The part of a point with one warm-up, whose runs experiments share."""
+    assert point.config is not None
+    members = tuple(m for m in point.config.members if m.warmup == warmup)
     return replace(point, config=replace(point.config, members=members))
 
 
@@ -73,14 +78,15 @@ def _made_of_all_runs(point: Point, row: Row, search: str) -> bool:
 
     For one setting it may have more, but must have chosen it.
     """
-    config, runs = _with_warmup(point, search).config, set(row["runs"])
-    assert config is not None
-    names = run_names(replace(point, config=config), row["search"])
+    setting, runs = setting_of(search), set(row["runs"])
+    if setting:
+        point = _with_warmup(point, setting[-1])
+    assert point.config is not None
+    names = run_names(point, row["search"])
     if row["search"] == "first-seed":
-        first = min(member.seed for member in config.members)
-        rest = at_setting(config, chosen_setting(row), {first})
+        first = min(member.seed for member in point.config.members)
+        rest = at_setting(point.config, chosen_setting(row), {first})
         names |= {folder_name(rest)} if rest else set()
-    setting = setting_of(search)
     return names <= runs and chosen_setting(row) == setting if setting else names == runs
 
 

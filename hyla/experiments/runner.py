@@ -17,6 +17,7 @@ from hyla.experiments.results import (
     RESULTS,
     RUNS,
     is_at,
+    is_given,
     read_rows,
     results_file,
     write_rows,
@@ -31,6 +32,7 @@ from hyla.experiments.rows import (
 )
 from hyla.experiments.scales import FOR_GPUS, points_at
 from hyla.experiments.search import (
+    SEARCHES,
     models,
     other_seeds,
     populations,
@@ -98,7 +100,7 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
             raise unknown_name(f"only of {experiment.name}", axis, list(points[0].axes))
         for value in values:
             if value not in known:
-                raise unknown_name(f"only {axis}", value, list(known))
+                raise unknown_name(f"only {axis} of {experiment.name}", value, list(known))
         points = [point for point in points if str(point.axes[axis]) in values]
     for point in points:
         try:
@@ -131,7 +133,10 @@ def rows_there(
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
         return own
-    return made_elsewhere(experiment, point, options.search, partial(_file, options=options)) or own
+    taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
+    if own and any(map(is_given, taken)) and not is_given(own[0]):
+        return own  # a search is worth more than one setting
+    return taken or own
 
 
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
@@ -188,7 +193,7 @@ def run_experiment(
             about = _about(done[0], here.search)
             say(f"{experiment.name} {number}/{len(points)}: {place} is in {file}{about}")
             if any(row not in there for row in done):
-                if old and TAKEN not in old:
+                if old and (TAKEN not in old or made_with(old) != made_with(done[0])):
                     say(f"in the place of what was made with {made_with(old)}")
                 with _alone(file.parent):
                     write_rows(file, experiment, done)
@@ -227,7 +232,8 @@ def told(axes: Axes) -> str:
 def _about(row: Row, search: str) -> str:
     """Where a row comes from that is there, if not from what is asked for."""
     text = f", from {row[TAKEN]}" if TAKEN in row else ""
-    if (setting := setting_of(search)) and chosen_setting(row) != setting:
+    setting = setting_of(search)
+    if setting and row.get("search") in SEARCHES and chosen_setting(row) != setting:
         text += f", made with {made_with(row)}, which one setting does not replace"
     return text
 

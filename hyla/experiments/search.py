@@ -39,6 +39,8 @@ def read_search(text: str) -> str:
     >>> read_search("3e-4,0.30,1000")
     '0.0003,0.3,1000'
     """
+    if not isinstance(text, str):
+        raise bad_value("search", text, "a text")
     if text in SEARCHES:
         return text
     if "," not in text:

@@ -22,25 +22,26 @@ NUMBERS |= {rule: i for i, rule in enumerate(RULES)}
 
 
 def number_of(value: Any, values: Sequence[Any]) -> int:
-    """The number of a value among others: that of its kind of attention or rule, if it is one.
-
-    Else it is its position, after those of softmax and linear attention and HYLA, whose colours
-    stand in the same sections.
+    """The number of a value among others: that of its kind of attention or rule, else its position.
 
     >>> number_of("hyla", ["hyla"]), number_of("HYLA", ["HYLA"]), number_of(8, [4, 8])
-    (2, 2, 4)
+    (2, 2, 1)
     """
     if isinstance(value, str) and value in NUMBERS:
         return NUMBERS[value]
-    return 3 + list(values).index(value)
+    return list(values).index(value)
 
 
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
-    """Colour, dash and symbol of a value among others."""
+    """Colour, dash and symbol of a value among others.
+
+    Numbers do not have the first three colours, those of the kinds that stand beside them.
+    """
     i = number_of(value, values)
-    turn = i // len(PALETTE)  # a second time round, colours have another symbol and dash
+    palette = PALETTE if isinstance(value, str) else PALETTE[3:]
+    turn = i // len(palette)  # a second time round, colours have another symbol and dash
     return {
-        "colour": PALETTE[i % len(PALETTE)],
+        "colour": palette[i % len(palette)],
         "dash": DASHES[turn % len(DASHES)],
         "symbol": SYMBOLS[(i + turn) % len(SYMBOLS)],
     }

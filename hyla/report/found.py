@@ -2,18 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
 from hyla.experiments.results import is_at, is_first_seed, place_of, read_rows, results_file
-from hyla.experiments.rows import paper_values
+from hyla.experiments.rows import Settings, paper_values
 from hyla.experiments.runner import Options
-from hyla.experiments.scales import points_at
+from hyla.experiments.scales import points_at, settings
 from hyla.experiments.search import setting_of
 from hyla.report.tables import ONLY_PAPER
+from hyla.train.config import PRECISIONS
 
 DAMAGE = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
@@ -53,18 +54,23 @@ class Found:
         without repeating those of the whole grid.
         """
         scale, kind = self.scale or self.experiment.scales[0], self.experiment.axes[0]
-        given = {
-            str(row.get(kind)): Options(scale, search=search, precision=str(row.get("precision")))
-            for row in self.rows
-            if setting_of(search := str(row.get("search")))
-        }
-        kinds = dict.fromkeys(str(point.axes.get(kind)) for point in self.left)
-        if given and kinds.keys() <= given.keys():
-            return [given[name].command(self.experiment, {kind: name}) for name in kinds]
         search = "first-seed" if any(map(is_first_seed, self.rows)) else "full"
-        precisions = Counter(str(row["precision"]) for row in self.rows if row.get("precision"))
-        ((precision, _),) = precisions.most_common(1) or [("fp32", 0)]
-        return [Options(scale, search=search, precision=precision).command(self.experiment)]
+        known = Counter(p for row in self.rows if (p := str(row.get("precision"))) in PRECISIONS)
+        precision = known.most_common(1)[0][0] if known else "fp32"
+        usual = Options(scale, search=search, precision=precision)
+        chosen = {str(point.axes.get(kind)): usual for point in self.left}
+        for row in self.rows:
+            name, given = str(row.get(kind)), str(row.get("search"))
+            if name in chosen and self._all_have(setting_of(given), kind, name):
+                chosen[name] = replace(usual, search=given)
+        if all(options == usual for options in chosen.values()):
+            return [usual.command(self.experiment)] if chosen else []
+        return [o.command(self.experiment, {kind: name}) for name, o in chosen.items()]
+
+    def _all_have(self, setting: Settings | None, kind: str, name: str) -> bool:
+        """Whether the points that are left of a kind have a setting in their grids."""
+        left = [point.config for point in self.left if str(point.axes.get(kind)) == name]
+        return all(c is not None and setting in [*map(settings, c.members)] for c in left)
 
     def rows_for(self, figure: Figure) -> Sequence[Row]:
         """The rows for a figure: for a table, with the paper's where there are none, in order."""

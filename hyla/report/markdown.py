@@ -7,6 +7,7 @@ from hyla.errors import bad_value
 from hyla.experiments.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
 from hyla.experiments.declare import Row
 from hyla.experiments.judge import NOT_MEASURED, find
+from hyla.experiments.runner import Options
 from hyla.files import new_file
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.found import Found
@@ -83,6 +84,9 @@ def _claims(found: Sequence[Found]) -> list[str]:
             else:
                 missing.append(claim.text)
         if missing:
-            commands = ", ".join(f"`{text}`" for text in one.commands_left())
-            left.append(f"- Not measured: {'; '.join(missing)} ({where}): {commands}.")
+            commands = [Options("paper").command(one.experiment)]
+            if one.scale == "paper":
+                commands = one.commands_left()
+            told = ": " * bool(commands) + ", ".join(f"`{text}`" for text in commands)
+            left.append(f"- Not measured: {'; '.join(missing)} ({where}){told}.")
     return judged + left
