@@ -29,7 +29,7 @@ from hyla.experiments.runner import (
     status,
 )
 from hyla.experiments.scales import SCALES
-from hyla.experiments.search import ONE_SETTING, SEARCHES
+from hyla.experiments.search import ONE_SETTING, SEARCHES, written
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
@@ -259,7 +259,7 @@ def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> No
         if papers:
             values += [row.get(name) for name in ("paper_mean", "paper_standard_error")]
         cells = ["" if value is None else f"{value:.2f}" for value in values]
-        setting = ",".join(map(str, chosen_setting(row)))
+        setting = written(chosen_setting(row))
         table.add_row(*(str(row[axis]) for axis in experiment.axes), *cells, setting)
     console.print(table)
     if any(map(chosen_setting, rows)):

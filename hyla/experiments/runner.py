@@ -106,7 +106,7 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
         try:
             run_names(point, options.search)
         except ValueError as error:  # a setting that it does not have
-            raise ValueError(f"{experiment.name}, {told(point.axes)}: {error}") from None
+            raise ValueError(f"{experiment.name}, {place_name(point.axes)}: {error}") from None
     return [_with_precision(point, options.precision) for point in points]
 
 
@@ -176,7 +176,7 @@ def run_experiment(
     there = read_rows(file)  # what is wrong with it is told before anything is trained
     rows: list[Row] = []
     for number, point in enumerate(points, start=1):
-        place = told(point.axes)
+        place = place_name(point.axes)
         old = next((row for row in there if is_at(row, point.axes)), {})
         here = options
         if options.again:  # as it was made, whatever is asked for now
@@ -224,7 +224,7 @@ def run_experiment(
     return rows
 
 
-def told(axes: Axes) -> str:
+def place_name(axes: Axes) -> str:
     """Values of axes, in words."""
     return ", ".join(f"{axis} {value}" for axis, value in axes.items())
 

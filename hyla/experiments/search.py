@@ -48,10 +48,11 @@ def read_search(text: str) -> str:
     setting = setting_of(text)
     if setting is None:
         raise bad_value("search", text, f"{ONE_SETTING}, three numbers such as 3e-4,0.3,1000")
-    return _written(setting)
+    return written(setting)
 
 
-def _written(setting: Settings) -> str:
+def written(setting: Sequence[object]) -> str:
+    """A setting as it is named in the place of a search."""
     return ",".join(map(str, setting))
 
 
@@ -67,7 +68,7 @@ def populations(config: RunConfig, search: str) -> list[RunConfig]:
     elif setting := setting_of(search):
         members = tuple(member for member in members if settings(member) == setting)
         if not members:
-            known = dict.fromkeys(_written(settings(member)) for member in config.members)
+            known = dict.fromkeys(written(settings(member)) for member in config.members)
             raise bad_value("search", search, f"a setting of the grid: {' or '.join(known)}")
     warmups = dict.fromkeys(member.warmup for member in members)
     return [replace(config, members=_with(members, warmup)) for warmup in warmups]
