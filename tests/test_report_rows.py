@@ -107,6 +107,17 @@ def ambiguity_row(point: Any, rng: random.Random) -> Row:
     }  # fmt: skip
 
 
+def reader_row(point: Any, rng: random.Random) -> Row:
+    measures = {
+        name: spread(rng, mean)
+        for name, mean in (("held out", 91.0), ("in distribution", 90.0), ("unknown terms", -64.0))
+    }
+    return {
+        **point.axes, **measures["held out"], "paper_mean": None, "paper_standard_error": None,
+        "measures": measures, "instances": 4096,
+    }  # fmt: skip
+
+
 def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
     """Latent codes: decoding, maps, matrices."""
     layers = {"codes-depth": 5, "codes-sraven": 4}.get(name, 2)
@@ -176,6 +187,8 @@ def rows_of(experiment: Experiment) -> list[Row]:
         make = lambda point: code_rows(point, rng, experiment.name)  # noqa: E731
     elif experiment.name == "ambiguity":
         make = lambda point: [ambiguity_row(point, rng)]  # noqa: E731
+    elif experiment.name == "readers":
+        make = lambda point: [reader_row(point, rng)]  # noqa: E731
     else:
         make = lambda point: [measured_row(point, rng)]  # noqa: E731
     scale = experiment.scales[0]

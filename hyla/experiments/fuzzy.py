@@ -106,9 +106,12 @@ def harder_with_more_held_out(rows: Sequence[Row]) -> Verdict:
     )
 
 
-def _lines(title: str, measure: str, *, percent: bool = True) -> Figure:
+def over_examples(
+    title: str, measure: str, colour: str = "attention", *, percent: bool = True
+) -> Figure:
+    """Lines over the number of examples, a panel for each fraction held out."""
     return Figure(
-        "lines", title, "examples", measure, "attention", "held_out", percent=percent, log=True
+        "lines", title, "examples", measure, colour, "held_out", percent=percent, log=True
     )
 
 
@@ -120,10 +123,10 @@ FUZZY_LOGIC = Experiment(
     make=measured,
     axes=("attention", "examples", "held_out"),
     figures=(
-        _lines("R2 on held-out combinations of known terms", HELD_OUT),
-        _lines("R2 on functions of training", IN_DISTRIBUTION),
-        _lines("R2 on functions of unknown terms", UNKNOWN),
-        _lines("Training loss", TRAINING_LOSS, percent=False),
+        over_examples("R2 on held-out combinations of known terms", HELD_OUT),
+        over_examples("R2 on functions of training", IN_DISTRIBUTION),
+        over_examples("R2 on functions of unknown terms", UNKNOWN),
+        over_examples("Training loss", TRAINING_LOSS, percent=False),
     ),
     claims=(
         Claim("With more held out, compositional generalisation falls", harder_with_more_held_out),

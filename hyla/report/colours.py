@@ -35,10 +35,10 @@ def number_of(value: Any, values: Sequence[Any]) -> int:
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
     """Colour, dash and symbol of a value among others.
 
-    Numbers do not have the first three colours, those of the kinds that stand beside them.
+    Other values do not have the first three colours, those of the kinds that stand beside them.
     """
     i = number_of(value, values)
-    palette = PALETTE if isinstance(value, str) else PALETTE[3:]
+    palette = PALETTE if value in NUMBERS else PALETTE[3:]
     turn = i // len(palette)  # a second time round, colours have another symbol and dash
     return {
         "colour": palette[i % len(palette)],

@@ -1,0 +1,59 @@
+"""What fuzzy logic instances give away without a trained model: yardsticks for those that are."""
+
+from collections.abc import Sequence
+
+from hyla.experiments.ablation import SEEDS
+from hyla.experiments.declare import HELD_OUT, IN_DISTRIBUTION, UNKNOWN, Experiment, Point, Row
+from hyla.experiments.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, over_examples
+from hyla.experiments.rows import SPLIT_OF, FinishedRun, paper_values, spread
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, r2
+from hyla.tasks.fuzzy_readers import readers
+
+INSTANCES = {"paper": 4096, "small": 512, "smoke": 64}  # of each seed and split
+
+
+def points() -> list[Point]:
+    """Every reader at the places of the paper's figure."""
+    return [
+        Point({"reader": reader, "examples": examples, "held_out": fraction}, None)
+        for fraction in HELD_OUT_FRACTIONS
+        for examples in EXAMPLES
+        for reader in readers(FuzzyLogicConfig(), seed=0)
+    ]
+
+
+def read(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """One row, with the measures and seeds that trained models have."""
+    axes, number = point.axes, INSTANCES[scale]
+    config = FuzzyLogicConfig(examples=axes["examples"], held_out=axes["held_out"])
+
+    def explained(split: str, seed: int) -> float:
+        batch = FuzzyLogic(config, seed).batch(split, number)
+        predicted = readers(config, seed)[axes["reader"]](batch.inputs)
+        return 100 * float(r2(predicted, batch).double().mean())
+
+    measures = {
+        name: spread([explained(SPLIT_OF[name], seed) for seed in SEEDS])
+        for name in (HELD_OUT, IN_DISTRIBUTION, UNKNOWN)
+    }
+    row = {**axes, **measures[HELD_OUT], **paper_values(point), "measures": measures}
+    return [row | {"instances": number}]
+
+
+READERS = Experiment(
+    name="readers",
+    title="Fuzzy logic: what the context gives away without a trained model",
+    where="a yardstick for figures 2C and 9",
+    points=points,
+    make=read,
+    axes=("reader", "examples", "held_out"),
+    figures=(
+        over_examples("R2 on held-out combinations of known terms", HELD_OUT, "reader"),
+        over_examples("R2 on functions of training", IN_DISTRIBUTION, "reader"),
+        over_examples("R2 on functions of unknown terms", UNKNOWN, "reader"),
+    ),
+    smoke={"examples": (16,), "held_out": (0.3, 0.7)},
+    note="Regression knows nothing of terms; the other readers answer with the function that fits "
+    "the context best, among those of training, of all combinations of known terms, or of all "
+    "terms, which is the ceiling.",
+)
