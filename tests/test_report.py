@@ -93,6 +93,7 @@ def test_an_attention_kind_has_one_colour() -> None:
     assert set(first) == {"softmax", "linear", "hyla"}
     assert len(set(first.values())) == 3
     assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 3)
+    assert not set(first.values()) & set(colours("readers").values())
 
 
 def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:

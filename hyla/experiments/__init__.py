@@ -6,7 +6,7 @@ from hyla.experiments.codes import CODES_DEPTH, CODES_FUZZY, CODES_SRAVEN
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.demo import DEMO, DEMO_CODES
 from hyla.experiments.fuzzy import FUZZY_LOGIC
-from hyla.experiments.readers import READERS
+from hyla.experiments.readers import READERS_EXPERIMENT
 from hyla.experiments.sraven import DEPTH, FEATURES, HEADS_EXPERIMENT, HELD_OUT_FRACTION, WIDTH
 
 EXPERIMENTS = {
@@ -14,7 +14,7 @@ EXPERIMENTS = {
     for experiment in (
         ABLATION,
         FUZZY_LOGIC,
-        READERS,
+        READERS_EXPERIMENT,
         WIDTH,
         DEPTH,
         HEADS_EXPERIMENT,

@@ -27,9 +27,7 @@ def number_of(value: Any, values: Sequence[Any]) -> int:
     >>> number_of("hyla", ["hyla"]), number_of("HYLA", ["HYLA"]), number_of(8, [4, 8])
     (2, 2, 1)
     """
-    if isinstance(value, str) and value in NUMBERS:
-        return NUMBERS[value]
-    return list(values).index(value)
+    return NUMBERS[value] if value in NUMBERS else list(values).index(value)
 
 
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:

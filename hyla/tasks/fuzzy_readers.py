@@ -1,48 +1,51 @@
 """What can be read from the context of a fuzzy logic instance without a trained model.
 
-Each reader takes the tokens of instances, `[B, N, L + 1]`, and predicts the masked target, `[B]`.
+A reader takes the tokens of instances and predicts their masked targets. Shapes: B leading axes, N
+examples of a sequence, M = N - 1 of the context, L variables.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
+from hyla.errors import bad_value, unknown_name
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, evaluate, split_combinations
 
-# Width of the Gaussian kernel and ridge: the best of a few for functions of training.
+# Of widths 0.4, 0.5, 0.6, 0.8 and ridges 1e-4, 1e-3, 1e-2 the best for functions of training.
 KERNEL_WIDTH, RIDGE = 0.6, 0.01
-Reader = Callable[[Tensor], Tensor]
+Functions = Iterable[Sequence[int]]  # combinations of terms
+# The functions that a reader takes to be possible, from a configuration and a seed.
+FUNCTIONS: dict[str, Callable[[FuzzyLogicConfig, int], Functions]] = {
+    "functions of training": lambda config, seed: split_combinations(config, "train", seed),
+    "known terms": lambda config, seed: combinations(range(config.known_terms), config.terms),
+    "all terms": lambda config, seed: combinations(range(2**config.variables), config.terms),
+}
+READERS = ("regression", *FUNCTIONS)
 
 
-def readers(config: FuzzyLogicConfig, seed: int) -> dict[str, Reader]:
-    """The readers by name, from the one that knows nothing to the one that knows the task.
+def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) -> Tensor:
+    """The masked targets, `[B]`, of tokens `[B, N, L + 1]`, by a reader of `READERS`.
 
     "regression" knows nothing of terms, "functions of training" those of this seed only, "known
-    terms" and "all terms" all combinations of these. The last is the ceiling.
+    terms" and "all terms" all combinations of these.
     """
-    known, every = range(config.known_terms), range(2**config.variables)
-    return {
-        "regression": kernel_regression,
-        "functions of training": partial(
-            best_fit, functions=split_combinations(config, "train", seed)
-        ),
-        "known terms": partial(best_fit, functions=list(combinations(known, config.terms))),
-        "all terms": partial(best_fit, functions=list(combinations(every, config.terms))),
-    }
+    if reader not in READERS:
+        raise unknown_name("reader", reader, READERS)
+    if reader == "regression":
+        return kernel_regression(inputs)
+    return best_fit(inputs, FUNCTIONS[reader](config, seed))
 
 
 def kernel_regression(inputs: Tensor) -> Tensor:
-    """Kernel ridge regression on the context, around its mean.
+    """Kernel ridge regression on the context, around its mean; a Gaussian kernel, in float64.
 
     >>> kernel_regression(torch.tensor([[[0.0, 0.5], [1.0, 0.5], [0.3, 0.0]]]))
     tensor([0.5000])
     """
     x_BNL, y_BM = _context(inputs.double())
-    distance_BNN = torch.cdist(x_BNL, x_BNL)
-    kernel_BNN = (-0.5 * (distance_BNN / KERNEL_WIDTH).square()).exp()
+    kernel_BNN = (-0.5 * (torch.cdist(x_BNL, x_BNL) / KERNEL_WIDTH).square()).exp()
     mean_B1 = y_BM.mean(dim=-1, keepdim=True)
     ridge_MM = RIDGE * torch.eye(y_BM.shape[-1], dtype=y_BM.dtype, device=y_BM.device)
     weight_BM = torch.linalg.solve(kernel_BNN[..., :-1, :-1] + ridge_MM, y_BM - mean_B1)
@@ -50,22 +53,29 @@ def kernel_regression(inputs: Tensor) -> Tensor:
     return predicted_B.to(inputs.dtype)
 
 
-def best_fit(inputs: Tensor, functions: Sequence[Sequence[int]]) -> Tensor:
-    """The value of that function, a combination of terms, which has the least squared error.
+def best_fit(inputs: Tensor, functions: Functions) -> Tensor:
+    """The value of the function with the least squared error on the context.
 
-    Of functions that fit alike, the mean: with all that are possible, no reader has less error.
+    Of functions with the same error the mean, which has the least squared error to be expected if
+    all functions are equally probable. (With tokens of the task, in their own precision, the true
+    function has an error of exactly 0.)
 
     >>> tokens = torch.tensor([[[0.25, 0.25], [0.875, 0.0]]])  # f(0.25) = 0.25, f(0.875) = ?
     >>> best_fit(tokens, [(0,), (1,)])  # 1 - x or x
     tensor([0.8750])
     """
     x_BNL, y_BM = _context(inputs)
-    known = {term for function in functions for term in function}
-    of_term = {t: evaluate(x_BNL, torch.tensor([t], device=inputs.device)) for t in known}
-    least_B = torch.full(y_BM.shape[:-1], torch.inf, device=inputs.device)
+    functions = list(functions)
+    if not functions:
+        raise bad_value("functions", "none", "one or more combinations of terms")
+    of_term = {
+        term: evaluate(x_BNL, torch.tensor([term], device=inputs.device))
+        for term in {term for function in functions for term in function}
+    }
+    least_B = torch.full_like(y_BM[..., 0], torch.inf)
     sum_B, count_B = torch.zeros_like(least_B), torch.zeros_like(least_B)
     for function in functions:
-        value_BN = torch.stack([of_term[t] for t in function]).amax(dim=0)
+        value_BN = torch.stack([of_term[term] for term in function]).amax(dim=0)
         error_B = (value_BN[..., :-1] - y_BM).square().sum(dim=-1)
         better_B, alike_B = error_B < least_B, error_B == least_B
         sum_B = torch.where(better_B, value_BN[..., -1], sum_B + alike_B * value_BN[..., -1])
@@ -75,5 +85,7 @@ def best_fit(inputs: Tensor, functions: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _context(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs of all examples and the targets of all but the last, `[B, N - 1]`."""
+    """The inputs of all examples, `[B, N, L]`, and the targets of all but the last, `[B, M]`."""
+    if inputs.shape[-2] < 2:
+        raise bad_value("inputs", f"{list(inputs.shape)}", "two or more examples, [B, N, L + 1]")
     return inputs[..., :-1], inputs[..., :-1, -1]
