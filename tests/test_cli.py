@@ -12,10 +12,18 @@ from commands import Hyla
 
 from hyla import cli
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, evaluate
+from hyla.tasks.fuzzy_readers import READERS, explained
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_stats import statistics
 
-COMMANDS = ["sraven show", "sraven solve", "sraven stats", "sraven export", "fuzzy show"]
+COMMANDS = [
+    "sraven show",
+    "sraven solve",
+    "sraven stats",
+    "sraven export",
+    "fuzzy show",
+    "fuzzy stats",
+]
 
 
 @pytest.mark.parametrize("command", ["", "sraven", "fuzzy", *COMMANDS])
@@ -156,6 +164,19 @@ def test_fuzzy_show_is_the_instance_of_its_address(hyla: Hyla, split: str) -> No
     assert f"? ({given['targets'][-1]:.3f})" in text
 
 
+def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
+    settings = "--variables 3 --examples 11 --held-out 0.4 --split held-out --seed 5"
+    given = hyla.json(f"fuzzy stats {settings} --instances 31")
+    config = FuzzyLogicConfig(variables=3, examples=11, held_out=0.4)
+    assert (given["split"], given["seed"], given["instances"]) == ("held_out", 5, 31)
+    assert list(given["r2"]) == list(READERS)
+    text = hyla(f"fuzzy stats {settings} --instances 31")
+    for reader, found in given["r2"].items():
+        values = explained(reader, config, "held_out", range(31), 5).double()
+        assert found["value"] == pytest.approx(float(values.mean()))
+        assert f"{found['value']:.4f}" in text
+
+
 @pytest.mark.parametrize(
     "command, message",
     [
@@ -176,6 +197,8 @@ def test_fuzzy_show_is_the_instance_of_its_address(hyla: Hyla, split: str) -> No
         ("fuzzy show --index -1", "index: expected a whole number from 0"),
         ("fuzzy show --variables 2 --terms 9", "terms|unknown"),
         ("fuzzy show --split none", "split: unknown name 'none'"),
+        ("fuzzy stats --instances 0", "instances: expected 1 or more"),
+        ("fuzzy stats --split unknown --unknown 0", "unknown: expected a fraction above 0"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(

@@ -8,9 +8,11 @@ from rich.table import Table
 from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
-from hyla.cli.shared import command, library_split, write_json
+from hyla.cli.shared import command, library_split, progress_bar, write_json
 from hyla.tasks.export import check_index
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe
+from hyla.tasks.fuzzy_readers import READERS, explained
+from hyla.tasks.sraven_stats import Estimate
 
 app = SubcommandApp()
 
@@ -83,3 +85,34 @@ def fuzzy_show(task: FuzzyOptions, index: int = 0, json: bool = False) -> None:
             name, *(f"{value:.3f}" for value in x), shown, end_section=number == len(inputs) - 2
         )
     console.print(table)
+
+
+@command(app, "stats")
+def fuzzy_stats(task: FuzzyOptions, instances: int = 2000, json: bool = False) -> None:
+    """Measure how well functions are read from their examples without a trained model.
+
+    By kernel regression, which knows nothing of terms, and by readers that answer with the function
+    that fits best, among those of training, of the known terms, or of all terms.
+
+    Args:
+        task: Which instances, under which settings.
+        instances: How many instances to read.
+        json: Print JSON only.
+    """
+    config, split = task.config, library_split(task.split)
+    found = {}
+    with progress_bar("reading", len(READERS)) as advance:
+        for reader in READERS:
+            values = explained(reader, config, split, range(instances), task.seed)
+            found[reader] = Estimate.of(values)
+            advance(1)
+    if json:
+        settings = asdict(config) | {"split": split, "seed": task.seed, "instances": instances}
+        write_json(settings | {"r2": {reader: asdict(r2) for reader, r2 in found.items()}})
+        return
+    table = Table(title=f"Fuzzy logic, {instances} instances of split {task.split}")
+    for name in ("reader", "R2", "standard error"):
+        table.add_column(name, justify="left" if name == "reader" else "right")
+    for reader, estimate in found.items():
+        table.add_row(reader, f"{estimate.value:.4f}", f"{estimate.standard_error:.4f}")
+    Console(highlight=False).print(table)

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from hyla.experiments.ablation import SEEDS
 from hyla.experiments.declare import HELD_OUT, IN_DISTRIBUTION, UNKNOWN, Experiment, Point, Row
 from hyla.experiments.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, over_examples
 from hyla.experiments.rows import SPLIT_OF, FinishedRun, paper_values, spread
-from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, r2
-from hyla.tasks.fuzzy_readers import READERS, predict
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.fuzzy_readers import READERS, explained
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
 # Of each seed and split; at the paper's scale those on which models are evaluated.
 INSTANCES = {"paper": 16_000, "small": 512, "smoke": 64}
-AT_ONCE = 2000  # instances, for the sake of memory
 
 
 def points() -> list[Point]:
@@ -33,14 +30,13 @@ def read(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
     config = FuzzyLogicConfig(examples=axes["examples"], held_out=axes["held_out"])
     instances = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + number)
 
-    def explained(split: str, seed: int) -> float:
-        batch = FuzzyLogic(config, seed).batch(split, instances)
-        parts = batch.inputs.split(AT_ONCE)
-        predicted = torch.cat([predict(axes["reader"], part, config, seed) for part in parts])
-        return 100 * float(r2(predicted, batch).double().mean())
+    def percent(split: str, seed: int) -> float:
+        return 100 * float(
+            explained(axes["reader"], config, split, instances, seed).double().mean()
+        )
 
     measures = {
-        name: spread([explained(SPLIT_OF[name], seed) for seed in SEEDS])
+        name: spread([percent(SPLIT_OF[name], seed) for seed in SEEDS])
         for name in (HELD_OUT, IN_DISTRIBUTION, UNKNOWN)
     }
     row = {**axes, **measures[HELD_OUT], **paper_values(point), "measures": measures}

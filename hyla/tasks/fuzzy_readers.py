@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyla.errors import bad_value, unknown_name
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, evaluate, split_combinations
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, evaluate, r2, split_combinations
 
 # Of widths 0.4, 0.5, 0.6, 0.8 and ridges 1e-4, 1e-3, 1e-2 the best for functions of training.
 KERNEL_WIDTH, RIDGE = 0.6, 0.01
@@ -23,6 +23,18 @@ FUNCTIONS: dict[str, Callable[[FuzzyLogicConfig, int], Functions]] = {
     "all terms": lambda config, seed: combinations(range(2**config.variables), config.terms),
 }
 READERS = ("regression", *FUNCTIONS)
+AT_ONCE = 2000  # instances, for the sake of memory
+
+
+def explained(
+    reader: str, config: FuzzyLogicConfig, split: str, instances: range, seed: int = 0
+) -> Tensor:
+    """The R2 of a reader for each of these instances of a split."""
+    if not instances:
+        raise bad_value("instances", len(instances), "1 or more")
+    batch = FuzzyLogic(config, seed).batch(split, instances)
+    parts = [predict(reader, part, config, seed) for part in batch.inputs.split(AT_ONCE)]
+    return r2(torch.cat(parts), batch)
 
 
 def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) -> Tensor:
