@@ -120,6 +120,8 @@ def test_what_cannot_be_read_is_refused() -> None:
         predict("known term", tokens, FEW, 3)
     with pytest.raises(ValueError, match="functions: expected one or more"):
         best_fit(tokens, [])
+    with pytest.raises(ValueError, match="inputs: expected tokens of 3 variables and a target"):
+        predict("all terms", tokens[..., 1:], FEW, 3)
     with pytest.raises(ValueError, match="inputs: expected two or more examples"):
         kernel_regression(tokens[:, -1:])
 

@@ -92,7 +92,7 @@ def test_an_attention_kind_has_one_colour() -> None:
     first = colours("fuzzy")
     assert set(first) == {"softmax", "linear", "hyla"}
     assert len(set(first.values())) == 3
-    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 3)
+    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 4)
     assert not set(first.values()) & set(colours("readers").values())
 
 
@@ -313,7 +313,7 @@ def test_markup_in_pictures_and_half_characters(tmp_path: Path) -> None:
     output, figures = tmp_path / "page.html", tmp_path / "figures"
     report(output, runs, results, figures)
     assert "onerror=alert(1)" in output.read_text()
-    assert len(list(figures.iterdir())) == 3
+    assert len(list(figures.iterdir())) == 4
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"Page: {output}" in told
     assert "At the paper's scale:" in told
     assert "fuzzy.json" in told
-    names = ["ablation", "ambiguity-2", "ambiguity", "heads-2", "heads"]
+    names = ["ablation", "ambiguity-2", "ambiguity", "heads-2", "heads-3", "heads"]
     assert sorted(path.name for path in figures.iterdir()) == [f"{name}.png" for name in names]
     assert (figures / "heads.png").read_bytes()[1:4] == b"PNG"
     report(output, runs, results, json=True)

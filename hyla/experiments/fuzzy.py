@@ -137,4 +137,5 @@ FUZZY_LOGIC = Experiment(
         Claim("No model solves functions of unknown terms", none_solves_unknown_terms),
     ),
     smoke={"examples": (16,), "held_out": (0.3, 0.7)},
+    note="What is explained without a trained model, a yardstick, is in the next section.",
 )

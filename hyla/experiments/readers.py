@@ -46,7 +46,7 @@ def read(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
 READERS_EXPERIMENT = Experiment(
     name="readers",
     title="Fuzzy logic: what the context gives away without a trained model",
-    where="a yardstick for figures 2C and 9",
+    where="nothing; beside figures 2C and 9",
     points=points,
     make=read,
     axes=("reader", "examples", "held_out"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, evaluate, r2, split_combinations
 
-# Of widths 0.4, 0.5, 0.6, 0.8 and ridges 1e-4, 1e-3, 1e-2 the best for functions of training.
+# Of widths from 0.4 to 1.4 and ridges from 1e-4 to 0.1 the best for functions of training.
 KERNEL_WIDTH, RIDGE = 0.6, 0.01
 Functions = Iterable[Sequence[int]]  # combinations of terms
 # The functions that a reader takes to be possible, from a configuration and a seed.
@@ -45,6 +45,9 @@ def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) ->
     """
     if reader not in READERS:
         raise unknown_name("reader", reader, READERS)
+    if inputs.shape[-1] != config.variables + 1:
+        expected = f"tokens of {config.variables} variables and a target, [B, N, L + 1]"
+        raise bad_value("inputs", f"{list(inputs.shape)}", expected)
     if reader == "regression":
         return kernel_regression(inputs)
     return best_fit(inputs, FUNCTIONS[reader](config, seed))
