@@ -98,7 +98,7 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     rows[3]["search"] = "first-seed"
     file.write_text(json.dumps(rows))
     (found,) = (one for one in load(results, runs) if one.rows)
-    how, others = experiment_section(found, Plots()).split("Other commands that made what is measured:")
+    how, others = experiment_section(found, Plots()).split("Measured by other commands:")
     first = "hyla reproduce heads --scale paper --search first-seed --precision bf16"
     assert f"<code>{first}</code>" in how.split("this does the rest:")[1]
     assert f"<code>{rows[0]['command']}</code>" not in how
@@ -110,7 +110,7 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     file.write_text(json.dumps(rows))
     (found,) = (one for one in load(results, runs) if one.rows)
     page = experiment_section(found, Plots())
-    how, others = page.split("these do the rest:")[1].split("Other commands that made what is measured:")
+    how, others = page.split("these do the rest:")[1].split("Measured by other commands:")
     for kind in {row["attention"] for row in rows}:
         words = f"--only attention={kind} --search 0.0003,0.3,1000 --precision bf16"
         assert f"{own} {words}" in how

@@ -79,7 +79,7 @@ def _how(found: Found) -> str:
         words = "this does the rest" if len(rest) == 1 else "these do the rest"
         parts = [f"<p><strong>{done}</strong>; {words}:</p>", *map(command, rest)]
         commands = [text for text in commands if text not in rest]
-        parts += ["<p>Other commands that made what is measured:</p>"] if commands else []
+        parts += ["<p>Measured by other commands:</p>"] if commands else []
     listed = "".join(map(command, commands))
     many = f"{len(commands)} commands"
     parts.append(listed if len(commands) <= MANY_COMMANDS else folded(many, listed))
