@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import Hyla
+from test_report_rows import write_results
 
 from hyla.experiments import EXPERIMENTS, Row
 from hyla.experiments.results import read_rows
@@ -31,6 +32,14 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
     one = hyla.json(f"reproduce --list --search 3e-4,0.3,1000 {place}")
     assert one["heads"]["members"] == 18 * 3
     assert "fuzzy" not in one  # whose grid is another
+
+
+def test_the_list_names_the_precision_that_rows_have(hyla: Hyla) -> None:
+    write_results(hyla.folder, names=("heads",))  # in bf16
+    place = f"--runs {hyla.folder / 'runs'} --results {hyla.folder / 'results'}"
+    hint = "There are rows made with --precision bf16: with it they stay."
+    assert hint in hyla(f"reproduce --list {place}")
+    assert "There are rows" not in hyla(f"reproduce --list --precision bf16 {place}")
 
 
 @pytest.mark.parametrize(

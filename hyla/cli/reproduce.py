@@ -232,9 +232,12 @@ def _show_list(
         table.add_row(*what, scale or experiment.scales[0], *cells)
     console.print(table)
     asked = f"--search {options.search} --precision {options.precision}"
+    precisions = {one for status_ in found.values() for one in status_.precisions}
+    there = " or ".join(sorted(precisions - {options.precision}))
     problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
         f"As asked: made with {asked} or by a wider search; other rows would be trained anew.",
+        *([f"There are rows made with --precision {there}: with it they stay."] if there else []),
         *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
         *problems,

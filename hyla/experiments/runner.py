@@ -318,14 +318,15 @@ class Status:
     """How far an experiment has come at a scale.
 
     measured: points with rows. as_asked: those of them that were made with the options given, so
-    that they would not be trained again. begun: points without rows, with a run folder. members,
-    instances, hours: of all points together, from the beginning; the hours are a rough estimate for
-    one H200.
+    that they would not be trained again. precisions: of the rows. begun: points without rows, with
+    a run folder. members, instances, hours: of all points together, from the beginning; the hours
+    are a rough estimate for one H200.
     """
 
     points: int
     measured: int
     as_asked: int
+    precisions: list[str]
     begun: int
     members: int
     instances: int
@@ -334,9 +335,12 @@ class Status:
 
 
 def h200_seconds(config: RunConfig, search: str) -> float:
-    """A rough estimate, from the rates of the paper's smallest models in populations of 12."""
+    """A rough estimate, from the rates of the paper's smallest models in populations of 12.
+
+    Four times the width took four times as long: wide models use the GPU better.
+    """
     rate, layers, tokens = H200[config.task_name]
-    size = config.model.layers / layers * (config.model.width / 128) ** 2 * config.tokens / tokens
+    size = config.model.layers / layers * config.model.width / 128 * config.tokens / tokens
     instances = models(config, search) * config.steps * config.batch
     return instances * size / rate + COMPILATION * len(populations(config, search))
 
@@ -364,6 +368,7 @@ def status(experiment: Experiment, options: Options) -> Status:
         len(points),
         len(measured),
         sum(bool(made_before(point, rows, options.search)) for point in measured),
+        sorted({row["precision"] for row in rows if row.get("precision")}),
         begun,
         sum(members),
         sum(count * config.steps * config.batch for count, config in work),
