@@ -1,6 +1,7 @@
 """Readers of fuzzy logic contexts against loops and scikit-learn."""
 
 import json
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 import torch
 from sklearn.kernel_ridge import KernelRidge
 from test_fuzzy_logic import by_loops
+from test_report_rows import write_results
 
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import Row
 from hyla.experiments.judge import find
 from hyla.experiments.rows import SPLIT_OF
 from hyla.experiments.scales import points_at
+from hyla.report import load
+from hyla.report.figures import draw
 from hyla.tasks import fuzzy_readers
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, r2
 from hyla.tasks.fuzzy_readers import (
@@ -155,3 +160,18 @@ def test_a_row_of_the_results_comes_again() -> None:
     batch = FuzzyLogic(config, seed=2).batch("unknown", range(2**40, 2**40 + row["instances"]))
     again = r2(predict("known terms", batch.inputs, config, 2), batch).double().mean()
     assert row["measures"]["unknown terms"]["per_seed"][2] == pytest.approx(100 * float(again))
+
+
+def test_a_yardstick_is_drawn_beside_the_models(tmp_path: Path) -> None:
+    def lines(names: tuple[str, ...], change: Callable[[Row], Row] = dict) -> list[list[str]]:
+        results, runs = write_results(tmp_path / "-".join(names), change, names)
+        (one,) = (one for one in load(results, runs) if one.experiment.name == "fuzzy")
+        drawn = [draw(f, one.rows_for(f), one.experiment.axes)[0] for f in one.experiment.figures]
+        return [[key.name for key in figure.legend] for figure in drawn]
+
+    kinds = ["softmax", "linear", "hyla"]
+    yardstick = [*kinds, "regression, no model"]
+    assert lines(("fuzzy",)) == [kinds] * 4
+    assert lines(("fuzzy", "readers")) == [yardstick] * 3 + [kinds]  # it has no training loss
+    odd = lambda row: {**row, "measures": None} if "reader" in row else row  # noqa: E731
+    assert lines(("fuzzy", "readers"), odd) == [kinds] * 4

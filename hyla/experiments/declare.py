@@ -88,6 +88,8 @@ class Experiment:
     keep: whether the models that are chosen are kept beside the results, to be analysed again.
     smoke: of each axis named here, the values that are enough to see that everything works.
     where: what in the paper it stands for.
+    beside: by their names, experiments whose rows are drawn as lines too: each makes of a row one
+        with the axes of this experiment, or None.
     """
 
     name: str
@@ -103,3 +105,4 @@ class Experiment:
     needs: tuple[str, ...] = ()
     smoke: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     note: str = ""
+    beside: Mapping[str, Callable[[Row], Row | None]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Found:
     scale: of the rows; empty if there are none. file: the one they are in.
     points: how many there are to be at this scale. left: those of them that have no row.
     in_paper: in the place of rows, what the paper has at points without any.
+    beside: rows of other experiments that lines show too.
     problems: files and rows that could not be used, each in one line.
     """
 
@@ -39,6 +41,7 @@ class Found:
     points: int = 0
     left: Sequence[Point] = ()
     in_paper: Sequence[Row] = ()
+    beside: Sequence[Row] = ()
     problems: Sequence[str] = ()
     verdicts: Sequence[tuple[Claim, Verdict]] = field(default_factory=list)
 
@@ -74,6 +77,8 @@ class Found:
 
     def rows_for(self, figure: Figure) -> Sequence[Row]:
         """The rows for a figure: for a table, with the paper's where there are none, in order."""
+        if figure.kind == "lines":
+            return [*self.rows, *(row for row in self.beside if figure.y in row["measures"])]
         if figure.kind != "table":
             return self.rows
         points = [point.axes for point in self.experiment.points()]
@@ -85,8 +90,22 @@ def load(results: Path, runs: Path) -> list[Found]:
 
     Those that have some come first.
     """
-    found = [_load(experiment, results, runs) for experiment in EXPERIMENTS.values()]
-    return sorted(found, key=lambda one: not one.rows)
+    found = {name: _load(one, results, runs) for name, one in EXPERIMENTS.items()}
+    for name, one in found.items():
+        if one.rows and one.experiment.beside:
+            found[name] = replace(one, beside=_beside(one, found))
+    return sorted(found.values(), key=lambda one: not one.rows)
+
+
+def _beside(one: Found, found: dict[str, Found]) -> list[Row]:
+    """Rows of other experiments at the same scale; odd ones are told of where they belong."""
+    rows = []
+    for name, as_ours in one.experiment.beside.items():
+        for row in found[name].rows if found[name].scale == one.scale else ():
+            with suppress(*DAMAGE):
+                ours = as_ours(row)
+                rows += [ours] if ours is not None and dict(ours["measures"]) else []
+    return rows
 
 
 def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
