@@ -233,11 +233,11 @@ def _show_list(
     console.print(table)
     asked = f"--search {options.search} --precision {options.precision}"
     precisions = {one for status_ in found.values() for one in status_.precisions}
-    there = " or ".join(sorted(precisions - {options.precision}))
+    others = " or ".join(sorted(precisions - {options.precision}))
     problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
         f"As asked: made with {asked} or by a wider search; other rows would be trained anew.",
-        *([f"There are rows made with --precision {there}: with it they stay."] if there else []),
+        *([f"There are rows made with --precision {others}: with it they stay."] if others else []),
         *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
         *problems,

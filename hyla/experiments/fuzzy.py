@@ -107,15 +107,20 @@ def harder_with_more_held_out(rows: Sequence[Row]) -> Verdict:
 
 
 def _regression(row: Row) -> Row | None:
-    return {**row, "attention": "regression, no model"} if row["reader"] == "regression" else None
+    is_it = row.get("reader") == "regression"
+    return {**row, "attention": "regression, no model"} if is_it else None
 
 
-def over_examples(
-    title: str, measure: str, colour: str = "attention", *, percent: bool = True
-) -> Figure:
-    """Lines over the number of examples, a panel for each fraction held out."""
-    return Figure(
-        "lines", title, "examples", measure, colour, "held_out", percent=percent, log=True
+def r2_over_examples(colour: str) -> tuple[Figure, ...]:
+    """The R2 of each split over the number of examples, a panel for each fraction held out."""
+    measures = {
+        HELD_OUT: "R2 on held-out combinations of known terms",
+        IN_DISTRIBUTION: "R2 on functions of training",
+        UNKNOWN: "R2 on functions of unknown terms",
+    }
+    return tuple(
+        Figure("lines", title, "examples", measure, colour, "held_out", log=True)
+        for measure, title in measures.items()
     )
 
 
@@ -127,10 +132,17 @@ FUZZY_LOGIC = Experiment(
     make=measured,
     axes=("attention", "examples", "held_out"),
     figures=(
-        over_examples("R2 on held-out combinations of known terms", HELD_OUT),
-        over_examples("R2 on functions of training", IN_DISTRIBUTION),
-        over_examples("R2 on functions of unknown terms", UNKNOWN),
-        over_examples("Training loss", TRAINING_LOSS, percent=False),
+        *r2_over_examples("attention"),
+        Figure(
+            "lines",
+            "Training loss",
+            "examples",
+            TRAINING_LOSS,
+            "attention",
+            "held_out",
+            percent=False,
+            log=True,
+        ),
     ),
     claims=(
         Claim("With more held out, compositional generalisation falls", harder_with_more_held_out),

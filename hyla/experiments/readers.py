@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hyla.experiments.ablation import SEEDS
 from hyla.experiments.declare import HELD_OUT, IN_DISTRIBUTION, UNKNOWN, Experiment, Point, Row
-from hyla.experiments.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, over_examples
+from hyla.experiments.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, r2_over_examples
 from hyla.experiments.rows import SPLIT_OF, FinishedRun, paper_values, spread
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.fuzzy_readers import READERS, explained
@@ -50,11 +50,7 @@ READERS_EXPERIMENT = Experiment(
     points=points,
     make=read,
     axes=("reader", "examples", "held_out"),
-    figures=(
-        over_examples("R2 on held-out combinations of known terms", HELD_OUT, "reader"),
-        over_examples("R2 on functions of training", IN_DISTRIBUTION, "reader"),
-        over_examples("R2 on functions of unknown terms", UNKNOWN, "reader"),
-    ),
+    figures=r2_over_examples("reader"),
     smoke={"examples": (16,), "held_out": (0.3, 0.7)},
     note="Regression knows nothing of terms; the other readers answer with the function that fits "
     "the context best, among those of training, of all combinations of known terms, or of all "

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -99,13 +98,13 @@ def load(results: Path, runs: Path) -> list[Found]:
 
 def _beside(one: Found, found: dict[str, Found]) -> list[Row]:
     """Rows of other experiments at the same scale; odd ones are told of where they belong."""
-    rows = []
-    for name, as_ours in one.experiment.beside.items():
-        for row in found[name].rows if found[name].scale == one.scale else ():
-            with suppress(*DAMAGE):
-                ours = as_ours(row)
-                rows += [ours] if ours is not None and dict(ours["measures"]) else []
-    return rows
+    return [
+        ours
+        for name, as_ours in one.experiment.beside.items()
+        if found[name].scale == one.scale
+        for row in found[name].rows
+        if isinstance(row.get("measures"), dict) and (ours := as_ours(row)) is not None
+    ]
 
 
 def _load(experiment: Experiment, results: Path, runs: Path) -> Found:
