@@ -18,7 +18,7 @@ from hyla.attention.hypernetwork import value_networks
 from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import KINDS
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.codes import CONTROL, F1
+from hyla.experiments.code_rows import CONTROL, F1
 from hyla.experiments.declare import HELD_OUT, IN_DISTRIBUTION
 from hyla.experiments.judge import find, shown
 from hyla.experiments.results import read_rows, results_file

@@ -22,7 +22,7 @@ from hyla.analysis import (
     collect_run,
     load_codes,
 )
-from hyla.experiments.codes import _with_each_rule
+from hyla.experiments.code_rows import _decoding, _with_each_rule
 from hyla.experiments.rows import Trained
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, split_combinations
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
@@ -58,6 +58,35 @@ def test_chosen_instances_have_each_rule_equally_often() -> None:
     for rule in range(len(RULES)):
         first = np.flatnonzero(everything.label("rule") == rule)[:5]
         assert set(first) <= set(places)
+
+
+def test_rules_and_answers_are_decoded_each_by_its_own_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Codes that hold the answer in the first layer and the rule in the last."""
+
+    def planted(member: Trained, split: str, instances: int, keys: str) -> Codes:
+        generator = np.random.default_rng([member.seed, split == "train"])
+        rule, target = generator.integers(3, size=instances), generator.integers(5, size=instances)
+        noise = 0.1 * generator.standard_normal((2, instances, 7))
+        noise[0, np.arange(instances), target] += 1.0
+        noise[1, np.arange(instances), rule] += 1.0
+        labels = {"rule": rule, "target": target}
+        return Codes(noise, (0, 1), labels, {"rule": ("a", "b", "c")})
+
+    monkeypatch.setattr("hyla.experiments.code_rows._codes", planted)
+    members = cast(list[Trained], [SimpleNamespace(seed=seed) for seed in (0, 1)])
+    rows = list(_decoding(members, ["rule", "target"], "smoke", {"keys": "self"}))
+    f1 = {(row["what"], row["layer"], row["label"]): row["mean"] for row in rows}
+    assert {label for what, _, label in f1 if what == "decoding"} == {"all", "a", "b", "c"}
+    assert {label for what, _, label in f1 if what == "answers"} == {
+        "all", *(f"value {value}" for value in range(5))
+    }  # fmt: skip
+    assert f1["decoding", 1, "all"] == f1["answers", 0, "all"] == 100.0
+    assert f1["decoding", 0, "all"] < 50.0
+    assert f1["answers", 1, "value 4"] < 50.0
+    controls = [row["measures"]["F1, labels shuffled"]["mean"] for row in rows]
+    assert max(controls) < 60.0
 
 
 @pytest.mark.parametrize("fixed", [None, "context", "query"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers import tiny_run
 
-from hyla.experiments import EXPERIMENTS, codes, runner
+from hyla.experiments import EXPERIMENTS, code_rows, runner
 from hyla.experiments.ablation import ABLATION, ROWS, title
 from hyla.experiments.declare import Point
 from hyla.experiments.results import read_rows, results_file, write_rows
@@ -207,7 +207,10 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
     options = Options(scale="smoke", runs=tmp_path)
     for only, message in (
         ({"rwo": ("HYLA",)}, "only of ablation: unknown name 'rwo'. Did you mean 'row'"),
-        ({"row": ("HILA",)}, "only row of ablation: unknown name 'HILA'. Did you mean 'HYLA'"),
+        (
+            {"row": ("HILA",)},
+            "only row of ablation at scale smoke: unknown name 'HILA'. Did you mean 'HYLA'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             chosen_points(ABLATION, replace(options, only=only))
@@ -222,7 +225,7 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
 def test_kept_models_are_analysed_again_without_their_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for table in (codes.DECODED, codes.MAPPED, codes.SHUFFLES):
+    for table in (code_rows.DECODED, code_rows.MAPPED, code_rows.SHUFFLES):
         monkeypatch.setitem(table, "paper", table["smoke"])
     tiny = points_at(EXPERIMENTS["codes-fuzzy"], "smoke")[2]
     assert tiny.config is not None

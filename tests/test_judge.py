@@ -8,7 +8,7 @@ import pytest
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.ablation import ABLATION
 from hyla.experiments.declare import HELD_OUT
-from hyla.experiments.judge import above, all_above, difference
+from hyla.experiments.judge import Judge, above, all_above, difference
 
 
 def row(mean: float, error: float | None) -> dict[str, Any]:
@@ -61,8 +61,14 @@ def unknown(number: int, unknown_r2: float, known_r2: float) -> dict[str, Any]:
     return axes | {"measures": {k: {"mean": v[1], "per_seed": v} for k, v in seeds.items()}}
 
 
+def claim(experiment: str, words: str) -> Judge:
+    """The judge of the only claim with these words."""
+    (found,) = (one for one in EXPERIMENTS[experiment].claims if words in one.text)
+    return found.judge
+
+
 def test_unknown_terms_must_be_unsolved_everywhere() -> None:
-    judge = EXPERIMENTS["fuzzy"].claims[2].judge
+    judge = claim("fuzzy", "unknown terms")
     rows = [unknown(i, -5.0, 99.0) for i in range(36)]
     assert judge(rows).outcome == "reproduced"
     assert judge(rows[:3]).outcome == "in part"
@@ -79,6 +85,74 @@ def test_unknown_terms_must_be_unsolved_everywhere() -> None:
     for odd in (None, [], [1.0]):
         rows[8]["measures"]["unknown terms"]["per_seed"] = odd
         assert "104 of 105 models (35 of 36 points)" in judge(rows).evidence
+
+
+KINDS = ("softmax", "linear", "hyla")
+
+
+def fuzzy(kind: str, examples: int, held_out: float, mean: float, known: float) -> dict[str, Any]:
+    values = row(mean, 1.0)
+    values["measures"]["in distribution"] = {"mean": known, "standard_error": 1.0}
+    return {"attention": kind, "examples": examples, "held_out": held_out, **values}
+
+
+def test_some_number_of_examples_must_be_enough_for_every_kind() -> None:
+    judge = claim("fuzzy", "Given enough examples")
+    enough = [fuzzy(kind, 64, 0.3, 95.0, 99.0) for kind in KINDS]
+    assert judge(enough).outcome == "reproduced"  # whatever fewer examples give
+    fewer = [fuzzy(kind, 32, 0.3, 94.9, 99.0) for kind in KINDS]
+    assert judge(fewer).outcome == "open"
+    assert judge(enough[:2] + fewer).outcome == "in part"
+    assert "hyla 94.9 ± 1.0 (32 examples; 16, 64, 96 not measured)" in judge(fewer).evidence
+    every = [fuzzy(kind, n, 0.3, 50.0, 99.0) for kind in KINDS for n in (16, 32, 64, 96)]
+    assert judge(every).outcome == "not reproduced"
+    assert judge(enough[:2]).outcome == "in part"  # of HYLA nothing is known
+    assert judge([fuzzy("hyla", 64, 0.7, 99.0, 99.0)]).outcome == "not measured"
+
+
+def test_falls_are_compared_with_the_errors_of_both_ends() -> None:
+    judge = claim("fuzzy", "falls less")
+
+    def ends(kind: str, examples: int, fall: float) -> list[dict[str, Any]]:
+        return [
+            fuzzy(kind, examples, 0.3, 90.0, 99.0),
+            fuzzy(kind, examples, 0.7, 90.0 - fall, 99.0),
+        ]
+
+    every = [(kind, n) for kind in KINDS for n in (16, 32, 64, 96)]
+    rows = [one for kind, n in every for one in ends(kind, n, 6.0 if kind == "hyla" else 10.1)]
+    verdict = judge(rows)  # 4.1 points, of which the standard error is 2
+    assert verdict.outcome == "reproduced"
+    assert (
+        "16 examples, softmax against HYLA: 10.1 ± 1.4 against 6.0 ± 1.4, holds" in verdict.evidence
+    )
+    rows = [one for kind, n in every for one in ends(kind, n, 6.0 if kind == "hyla" else 9.9)]
+    assert judge(rows).outcome == "in part"
+    assert "0 of 8 hold" in judge(rows).evidence
+    assert judge(rows[::-1]).outcome == "in part"
+    rows = [one for kind, n in every for one in ends(kind, n, 50.0 if kind == "hyla" else 9.0)]
+    assert judge(rows).outcome == "not reproduced"
+    assert judge([one for one in rows if one["held_out"] == 0.3]).outcome == "not measured"
+    for one in rows:
+        one["measures"][HELD_OUT]["standard_error"] = None  # one seed tells nothing
+    assert judge(rows).outcome == "not reproduced"
+
+
+def test_differences_in_distribution_are_set_beside_those_held_out() -> None:
+    judge = claim("fuzzy", "In distribution")
+
+    def kinds(held_out: float, *means: tuple[float, float]) -> list[dict[str, Any]]:
+        return [fuzzy(k, 32, held_out, *mean) for k, mean in zip(KINDS, means, strict=True)]
+
+    smaller = kinds(0.7, (50.0, 98.0), (60.0, 99.0), (80.0, 97.0))
+    assert "32 examples, 70 % held out: 2.0 and 30.0, holds" in judge(smaller).evidence
+    assert judge(smaller).outcome == "in part"  # 11 of 12 settings are not measured
+    larger = kinds(0.3, (90.0, 98.0), (91.0, 80.0), (90.5, 97.0))
+    assert judge(larger).outcome == "open"
+    assert "1 of 2 hold (10 of 12 settings not measured)" in judge([*smaller, *larger]).evidence
+    assert judge(smaller[1:]).outcome == "not measured"
+    smaller[0]["measures"]["in distribution"]["mean"] = None
+    assert judge(smaller).outcome == "not measured"
 
 
 def test_a_comparison_that_is_missing_leaves_a_claim_open() -> None:
@@ -112,8 +186,7 @@ def test_seeds_that_diverged_are_told() -> None:
 def test_all_kinds_are_asked_for_the_largest_models(means: dict[str, float], outcome: str) -> None:
     place = {"millions": 40, "width": 4}
     rows = [{"attention": kind, **place, **row(mean, 1.0)} for kind, mean in means.items()]
-    claim = next(c for c in EXPERIMENTS["scaling-width"].claims if "80 %" in c.text)
-    verdict = claim.judge(rows)
+    verdict = claim("scaling-width", "80 %")(rows)
     assert verdict.outcome == outcome
     assert ("2 of 3 not measured" in verdict.evidence) == (len(means) == 1)
 
@@ -181,9 +254,33 @@ def test_more_than_chance_is_not_decoding(f1: float, control: float, outcome: st
         for keys in ("self", "row")
         for layer in (0, 3)
     ]
-    claim = next(c for c in EXPERIMENTS["codes-sraven"].claims if "decode" in c.text)
-    assert claim.judge(rows).outcome == outcome
-    assert "not measured" in claim.judge(rows[:-2]).evidence
+    judge = claim("codes-sraven", "decode")
+    assert judge(rows).outcome == outcome
+    assert "not measured" in judge(rows[:-2]).evidence
+
+
+@pytest.mark.parametrize(
+    "what, words, later",
+    [("decoding", "Later layers", True), ("answers", "Early layers", False)],
+)
+def test_the_first_and_the_last_layer_are_compared(what: str, words: str, later: bool) -> None:
+    def decoded(keys: str, layer: int, f1: float) -> dict[str, Any]:
+        place = {"attention": "hyla", "what": what, "keys": keys, "label": "all"}
+        measures = {"F1": {"mean": f1, "standard_error": 1.0}}
+        return {**place, "layer": layer, "mean": f1, "measures": measures}
+
+    judge = claim("codes-sraven", words)
+    more, less = (3, 0) if later else (0, 3)
+    token = [decoded("self", 2, 90.0), decoded("self", more, 40.0), decoded("self", less, 5.0)]
+    told = "hyla, last token to itself: 40.0 ± 1.0 against 5.0 ± 1.0, holds"
+    assert told in judge(token).evidence
+    assert judge(token).outcome == "in part"  # five of six are not measured
+    against = [decoded("row", less, 40.0), decoded("row", more, 5.0)]
+    assert judge(against).outcome == "open"
+    assert "1 of 2 hold" in judge([*token, *against]).evidence
+    assert judge(token[:1]).outcome == "not measured"  # one layer alone
+    other = [row | {"what": "answers" if later else "decoding"} for row in token]
+    assert judge(other).outcome == "not measured"
 
 
 def test_the_numbers_of_the_paper_are_told_beside_ours_if_it_has_both() -> None:
@@ -216,9 +313,9 @@ def test_codes_must_be_more_alike_than_before_training(
         {"attention": "hyla", "what": "similarity", "keys": keys, "measures": measures}
         for keys in ("self", "row")
     ]
-    claim = next(c for c in EXPERIMENTS["codes-sraven"].claims if "similar" in c.text)
-    assert claim.judge(rows).outcome == outcome
+    judge = claim("codes-sraven", "similar")
+    assert judge(rows).outcome == outcome
     dead = {name: {"mean": None} for name in measures}
-    without = claim.judge([rows[0], rows[1] | {"measures": dead}])
+    without = judge([rows[0], rows[1] | {"measures": dead}])
     assert without.outcome == "in part"
     assert "comparisons not measured" in without.evidence

@@ -148,10 +148,13 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
             ways = [{"keys": keys} for keys in ("self", "row")]
         for way in ways:
             rows += [{**place, **maps, **way}] if way != {"fixed": "query"} else []
-            for label in ["all", *labels]:
+            decoded = [("decoding", label) for label in ["all", *labels]]
+            if layers != 2:
+                decoded += [("answers", label) for label in ["all", "value 0", "value 7"]]
+            for kind, label in decoded:
                 f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
                 measures = {"F1": f1, "F1, labels shuffled": control}
-                what = {"what": "decoding", **way, "label": label}
+                what = {"what": kind, **way, "label": label}
                 rows.append({**place, **what, **f1, "measures": measures})
     if name == "codes-sraven":
         for keys in ("self", "row"):

@@ -10,7 +10,8 @@ for every kind, on functions of training and on held-out ones.
 
 from collections.abc import Sequence
 
-from hyla.experiments.codes import AXES, FIXED, analysed, decodable, term_figures
+from hyla.experiments.code_rows import FIXED, analysed
+from hyla.experiments.codes import AXES, decodable, term_figures
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,

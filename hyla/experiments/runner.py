@@ -98,9 +98,10 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
         known = dict.fromkeys(str(p.axes[axis]) for p in points if axis in p.axes)
         if not known:
             raise unknown_name(f"only of {experiment.name}", axis, list(points[0].axes))
+        name = f"only {axis} of {experiment.name} at scale {options.scale}"
         for value in values:
             if value not in known:
-                raise unknown_name(f"only {axis} of {experiment.name}", value, list(known))
+                raise unknown_name(name, value, list(known))
         points = [point for point in points if str(point.axes[axis]) in values]
     for point in points:
         try:
