@@ -15,11 +15,13 @@ from helpers import tiny_run
 from hyla import ModelConfig, Transformer, build, member, stack, value_networks
 from hyla.analysis import (
     Codes,
+    Decoding,
     active_units,
     attention_codes,
     collect,
     collect_inputs,
     collect_run,
+    decode,
     load_codes,
 )
 from hyla.experiments.code_rows import _decoding, _with_each_rule
@@ -71,10 +73,16 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
         noise = 0.1 * generator.standard_normal((2, instances, 7))
         noise[0, np.arange(instances), target] += 1.0
         noise[1, np.arange(instances), rule] += 1.0
-        labels = {"rule": rule, "target": target}
+        splits = np.full(instances, split)
+        labels = {"rule": rule, "target": target, "split": splits}
         return Codes(noise, (0, 1), labels, {"rule": ("a", "b", "c")})
 
+    def checked(train: Codes, test: Codes, label: str, **options: int) -> Decoding:
+        assert (train.labels["split"][0], test.labels["split"][0]) == ("train", "held_out")
+        return decode(train, test, label, **options)
+
     monkeypatch.setattr("hyla.experiments.code_rows._codes", planted)
+    monkeypatch.setattr("hyla.experiments.code_rows.decode", checked)
     members = cast(list[Trained], [SimpleNamespace(seed=seed) for seed in (0, 1)])
     rows = list(_decoding(members, ["rule", "target"], "smoke", {"keys": "self"}))
     f1 = {(row["what"], row["layer"], row["label"]): row["mean"] for row in rows}

@@ -108,7 +108,7 @@ def _decoded(found: Sequence[Decoding], what: str, names: str, way: Way) -> Iter
                 [
                     _of(c.f1, o.names, layer, name)
                     for c, o in zip(controls, found, strict=True)
-                    if c
+                    if c is not None
                 ],
             )
 

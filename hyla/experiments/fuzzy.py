@@ -1,6 +1,5 @@
 """Fuzzy logic over the number of examples and the fraction held out."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 
@@ -10,6 +9,7 @@ from hyla.experiments.declare import (
     IN_DISTRIBUTION,
     TRAINING_LOSS,
     UNKNOWN,
+    Axes,
     Claim,
     Experiment,
     Figure,
@@ -21,6 +21,7 @@ from hyla.experiments.judge import (
     NOT_MEASURED,
     all_above,
     find,
+    gap_row,
     outcome,
     shown,
     so_far,
@@ -32,7 +33,7 @@ from hyla.train.config import fuzzy_logic_run
 
 EXAMPLES, HELD_OUT_FRACTIONS = (16, 32, 64, 96), (0.3, 0.5, 0.7)
 LEAST, MOST = HELD_OUT_FRACTIONS[0], HELD_OUT_FRACTIONS[-1]
-SOLVED = 95.0  # percent of the variance of held-out functions, with the least of them held out
+SOLVED = 95.0  # percent of the variance of held-out functions
 
 
 def points() -> list[Point]:
@@ -53,25 +54,27 @@ def _percent(fraction: float) -> str:
 
 
 def solved_with_enough_examples(rows: Sequence[Row]) -> Verdict:
-    """For every kind, whether there is a number of examples with which it is `SOLVED`."""
-    kinds, solved, open_ = [], [], False
+    """For every kind, whether there is a setting in which its mean is `SOLVED`."""
+    best, solved, missing = [], [], False
     for attention in ATTENTIONS:
-        found = {n: find(rows, attention=attention, examples=n, held_out=LEAST) for n in EXAMPLES}
-        there = [row for row in found.values() if row is not None]
-        missing = ", ".join(str(n) for n, row in found.items() if row is None)
+        places = [{"examples": n, "held_out": f} for n in EXAMPLES for f in HELD_OUT_FRACTIONS]
+        found = [find(rows, attention=attention, **place) for place in places]
+        there = [row for row in found if row is not None]
         if there:
-            best = max(there, key=lambda row: row["mean"])
-            solved.append(best["mean"] >= SOLVED)
-            told = f"; {missing} not measured" if missing else ""
-            kinds.append(f"{attention} {shown(best)} ({best['examples']} examples{told})")
-        open_ |= bool(missing) and not (there and solved[-1])
-    if not kinds:
+            best.append(max(there, key=lambda row: row["mean"]))
+            solved.append(best[-1]["mean"] >= SOLVED)
+        missing |= len(there) < len(found) and not (there and solved[-1])
+    if not best:
         return NOT_MEASURED
     judged = outcome(solved, [False])
-    evidence = (
-        f"{sum(solved)} of {len(kinds)} have an R2 of {SOLVED:.0f} or more, with {_percent(LEAST)}"
-    )
-    return Verdict(so_far(judged) if open_ else judged, f"{evidence} held out: {'; '.join(kinds)}")
+    told = f"{sum(solved)} of {len(best)} have an R2 of {SOLVED:.0f} or more in a setting"
+    told += " (not all settings of the others are measured)" * missing
+    evidence = "; ".join(f"{row['attention']}, {_setting(row)}: {shown(row)}" for row in best)
+    return Verdict(so_far(judged) if missing else judged, f"{told}: {evidence}")
+
+
+def _setting(axes: Axes) -> str:
+    return f"{axes['examples']} examples, {_percent(axes['held_out'])} held out"
 
 
 def harder_with_more_held_out(rows: Sequence[Row]) -> Verdict:
@@ -110,15 +113,10 @@ def hyla_falls_less(rows: Sequence[Row]) -> Verdict:
 
 
 def _fall(rows: Sequence[Row], attention: str, examples: int) -> Row | None:
-    """As what is compared."""
+    """What one kind loses, as what is compared."""
     place = {"attention": attention, "examples": examples}
-    found = [find(rows, **place, held_out=fraction) for fraction in (LEAST, MOST)]
-    least, most = (row and row["measures"][HELD_OUT] for row in found)
-    if least is None or most is None:
-        return None
-    one, other = least.get("standard_error"), most.get("standard_error")
-    error = None if one is None or other is None else math.hypot(one, other)
-    return {"measures": {HELD_OUT: {"mean": least["mean"] - most["mean"], "standard_error": error}}}
+    least, most = (find(rows, **place, held_out=fraction) for fraction in (LEAST, MOST))
+    return None if least is None or most is None else gap_row(least, most)
 
 
 def hyla_is_best_with_most_held_out(rows: Sequence[Row]) -> Verdict:
@@ -128,7 +126,7 @@ def hyla_is_best_with_most_held_out(rows: Sequence[Row]) -> Verdict:
             (
                 find(rows, attention="hyla", examples=examples, held_out=MOST),
                 find(rows, attention=other, examples=examples, held_out=MOST),
-                f"{examples} examples, {_percent(MOST)} held out, HYLA against {other}",
+                f"{_setting({'examples': examples, 'held_out': MOST})}, HYLA against {other}",
             )
             for examples in EXAMPLES
             for other in ("softmax", "linear")
@@ -137,32 +135,27 @@ def hyla_is_best_with_most_held_out(rows: Sequence[Row]) -> Verdict:
 
 
 def closer_in_distribution(rows: Sequence[Row]) -> Verdict:
-    """The largest difference between kinds, on functions of training and on held-out ones."""
-    settings = list(product(EXAMPLES, HELD_OUT_FRACTIONS))
-    holds, told = [], []
-    for examples, fraction in settings:
+    """The largest difference between two kinds on held-out functions and on those of training."""
+    pairs = []
+    for examples, fraction in product(EXAMPLES, HELD_OUT_FRACTIONS):
         place = {"examples": examples, "held_out": fraction}
         found = [find(rows, attention=attention, **place) for attention in ATTENTIONS]
-        known = [_means(row) for row in found if row is not None]
-        if len(known) < len(found) or None in known:
-            continue
-        within, beyond = (max(means) - min(means) for means in zip(*known, strict=True))
-        holds.append(within < beyond)
-        at = f"{examples} examples, {_percent(fraction)} held out"
-        told.append(f"{at}: {within:.1f} and {beyond:.1f}" + ", holds" * holds[-1])
-    if not holds:
-        return NOT_MEASURED
-    judged, missing = outcome(holds, [False]), len(settings) - len(holds)
-    aside = f" ({missing} of {len(settings)} settings not measured)" if missing else ""
-    evidence = "largest difference between two kinds, in distribution and held out"
-    evidence = f"{sum(holds)} of {len(holds)} hold{aside}: {evidence}: {'; '.join(told)}"
-    return Verdict(so_far(judged) if missing else judged, evidence)
+        beyond, within = (_spread(found, name) for name in (HELD_OUT, IN_DISTRIBUTION))
+        pairs.append((beyond, within, _setting(place)))
+    verdict = all_above(pairs)
+    if verdict is NOT_MEASURED:
+        return verdict
+    told = "Largest difference between two kinds, held out against in distribution"
+    return Verdict(verdict.outcome, f"{told}, {verdict.evidence}")
 
 
-def _means(row: Row) -> list[float] | None:
-    """In distribution and held out; None if one is missing."""
-    means = [row["measures"].get(name, {}).get("mean") for name in (IN_DISTRIBUTION, HELD_OUT)]
-    return None if None in means else means
+def _spread(rows: Sequence[Row | None], name: str) -> Row | None:
+    """Between the best and the worst kind, as what is compared; None if one is missing."""
+    there = [row for row in rows if row and row["measures"].get(name, {}).get("mean") is not None]
+    if len(there) < len(rows):
+        return None
+    there.sort(key=lambda row: row["measures"][name]["mean"])
+    return gap_row(there[-1], there[0], name)
 
 
 def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
@@ -177,7 +170,7 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
         return NOT_MEASURED
     unsolved = [unknown <= max(0.0, known / 2) for unknown, known, _ in models]
     unknown, known, row = max(models, key=lambda model: model[0])
-    where = f"{row['attention']}, {row['examples']} examples, {_percent(row['held_out'])} held out"
+    where = f"{row['attention']}, {_setting(row)}"
     evidence = (
         f"{sum(unsolved)} of {len(models)} models ({len(there)} of {len(points())} points) have an "
         f"R2 of less than half of that in distribution: the most is {unknown:.1f}, in distribution "

@@ -56,6 +56,21 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
     return gap, in_errors(gap, *errors)
 
 
+def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
+    """one - other as a row of its own, to be compared with another such gap."""
+    a, b = one["measures"][name], other["measures"][name]
+    errors = [a.get("standard_error"), b.get("standard_error")]
+    known = [error for error in errors if error is not None]
+    values = {
+        "mean": a["mean"] - b["mean"],
+        "standard_error": math.hypot(*known) if known == errors else None,
+    }
+    if fewer := next((v["per_seed"] for v in (a, b) if of_seeds(v)), None):
+        values["per_seed"] = fewer
+    given = next((row["search"] for row in (one, other) if is_given(row)), None)
+    return {"measures": {HELD_OUT: values}, "search": given}
+
+
 def in_errors(gap: float, *errors: float) -> float:
     """How many standard errors a difference of means is, from the errors of the means."""
     spread = math.hypot(*errors)
@@ -118,10 +133,16 @@ def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs = []
         for group in groups:
-            parts = [str(v) if k == "attention" else f"{k} {v}" for k, v in group.items()]
-            label = ", ".join(parts) + f": {axis} {high} against {low}"
+            label = ", ".join(_at(*place) for place in group.items())
+            label += f": {_at(axis, high)} against {low}"
             top, bottom = (find(rows, **group, **{axis: value}) for value in (high, low))
             pairs.append((top, bottom, label))
         return all_above(pairs)
 
     return judge
+
+
+def _at(axis: str, value: Any) -> str:
+    """A value of an axis, in words."""
+    words = {"attention": f"{value}", "millions": f"{value} M instances"}
+    return words.get(axis, f"{axis} {value}")

@@ -44,7 +44,7 @@ def read_search(text: str) -> str:
     if text in SEARCHES:
         return text
     if "," not in text:
-        raise unknown_name("search", text, (*SEARCHES, ONE_SETTING))
+        raise unknown_name("search", text, (*SEARCHES, f"{ONE_SETTING} such as 3e-4,0.3,1000"))
     setting = setting_of(text)
     if setting is None:
         raise bad_value("search", text, f"{ONE_SETTING}, three numbers such as 3e-4,0.3,1000")

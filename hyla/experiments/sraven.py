@@ -160,8 +160,9 @@ def _scaling(
             *([SMALL] if widens else []),
         ),
         smoke={"millions": MILLIONS[-1:], axis: tuple(values[:2])},
-        note="Width 1 has 4 layers, and 4 layers have width 1: that model is in both scaling "
-        "figures. What is claimed of it is judged with the width.",
+        note="The smallest model has 4 layers of width 128; width 2 and 4 are multiples of its "
+        "width, hidden size and number of heads. It is in both scaling figures: claims on it are "
+        "judged with those on the width.",
     )
 
 
