@@ -99,6 +99,11 @@ def test_sizes(heads: int, size: int, value_size: int) -> None:
     assert_near_float64((3,), 1, 5, heads, size, value_size, "hyla")
 
 
+@pytest.mark.parametrize("kind", ["softmax", "linear", "hyla"])
+def test_the_widest_models_of_sraven(kind: str) -> None:
+    assert_near_float64((2, 3), 36, 36, 64, 4, 4, kind, bias=torch.randn(2, 1, 64, 36, 36))
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     bias = torch.randn(1, 16, 6, 7)
