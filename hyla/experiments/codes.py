@@ -1,6 +1,7 @@
 """Latent codes of trained models: maps, decoding, mean codes and how alike they are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hyla.experiments.ablation import FUZZY_GRID, SRAVEN_GRID
 from hyla.experiments.code_rows import (
@@ -17,7 +18,7 @@ from hyla.experiments.code_rows import (
     mapped,
 )
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
-from hyla.experiments.judge import IN_PART, NOT_MEASURED, REPRODUCED, Judge, all_above
+from hyla.experiments.judge import IN_PART, REPRODUCED, Judge, all_above
 from hyla.experiments.results import is_at
 from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
 from hyla.train.config import fuzzy_logic_run, sraven_run
@@ -47,16 +48,12 @@ def decodable(*ways: Way) -> Judge:
                 # The control as a row of its own, under the same name.
                 control = last and {"measures": {F1: last["measures"][CONTROL]}}
                 pairs.append((last, control, f"{attention}, {_told(way)}"))
-        verdict = all_above(pairs, F1)
-        if verdict is NOT_MEASURED:
-            return verdict
         there = [row for row, _, _ in pairs if row is not None]
         well = sum(row["mean"] >= DECODED_F1 for row in there)
-        judged = verdict.outcome
-        if judged == REPRODUCED and well < len(there):
-            judged = IN_PART
         told = f"{well} of {len(there)} have an F1 of {DECODED_F1:.0f} or more in the last layer"
-        return Verdict(judged, f"{told}; against shuffled labels, {verdict.evidence}")
+        verdict = all_above(pairs, F1, f"{told}; against shuffled labels")
+        only_above = verdict.outcome == REPRODUCED and well < len(there)
+        return replace(verdict, outcome=IN_PART) if only_above else verdict
 
     return judge
 
@@ -67,7 +64,7 @@ def _layers(rows: Sequence[Row], what: str, attention: str, way: Way) -> list[Ro
     return sorted((row for row in rows if is_at(row, place)), key=lambda row: row["layer"])
 
 
-def across_layers(what: str, later: bool) -> Judge:
+def across_layers(what: str, *, later: bool) -> Judge:
     """Judges which half of the layers tells more, each by the layer that tells most."""
 
     def judge(rows: Sequence[Row]) -> Verdict:
@@ -79,12 +76,9 @@ def across_layers(what: str, later: bool) -> Judge:
                 halves = _most(layers[:middle]), _most(layers[middle:])
                 more, less = halves[::-1] if later else halves
                 pairs.append((more, less, f"{attention}, {_told(way)}"))
-        verdict = all_above(pairs, F1)
-        if verdict is NOT_MEASURED:
-            return verdict
         names = ("second", "first") if later else ("first", "second")
         order = "the best layer of the {} half against that of the {}".format(*names)
-        return Verdict(verdict.outcome, f"F1 in {order}, {verdict.evidence}")
+        return all_above(pairs, F1, f"F1 in {order}")
 
     return judge
 
@@ -107,10 +101,7 @@ def related_are_similar(rows: Sequence[Row]) -> Verdict:
         for one, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED)):
             label = f"{_told(way)}, {one} against {other}"
             pairs.append((_measure(row, one), _measure(row, other), label))
-    verdict = all_above(pairs, F1)
-    if verdict is NOT_MEASURED:
-        return verdict
-    return Verdict(verdict.outcome, f"HYLA, last layer, cosine in percent, {verdict.evidence}")
+    return all_above(pairs, F1, "HYLA, last layer, cosine in percent")
 
 
 def _measure(row: Row | None, name: str) -> Row | None:
@@ -203,8 +194,10 @@ CODES_SRAVEN = Experiment(
     figures=tuple(figure for way in KEYS for figure in rule_figures(way)),
     claims=(
         Claim("Latent codes decode the rules of held-out tasks", decodable(*KEYS)),
-        Claim("Later layers tell more of the rule", across_layers("decoding", True)),
-        Claim("Early layers tell more of the answer's value", across_layers("answers", False)),
+        Claim("Later layers tell more of the rule", across_layers("decoding", later=True)),
+        Claim(
+            "Early layers tell more of the answer's value", across_layers("answers", later=False)
+        ),
         Claim("Related rules have similar codes", related_are_similar),
     ),
     note="The models of the ablation table, trained on 20 million instances (the paper's on 40). "

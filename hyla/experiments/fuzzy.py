@@ -26,6 +26,7 @@ from hyla.experiments.judge import (
     shown,
     so_far,
 )
+from hyla.experiments.results import is_at
 from hyla.experiments.rows import measured
 from hyla.experiments.sraven import ATTENTIONS
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
@@ -55,19 +56,18 @@ def _percent(fraction: float) -> str:
 
 def solved_with_enough_examples(rows: Sequence[Row]) -> Verdict:
     """For every kind, whether there is a setting in which its mean is `SOLVED`."""
+    settings = len(EXAMPLES) * len(HELD_OUT_FRACTIONS)
     best, solved, missing = [], [], False
     for attention in ATTENTIONS:
-        places = [{"examples": n, "held_out": f} for n in EXAMPLES for f in HELD_OUT_FRACTIONS]
-        found = [find(rows, attention=attention, **place) for place in places]
-        there = [row for row in found if row is not None]
-        if there:
-            best.append(max(there, key=lambda row: row["mean"]))
-            solved.append(best[-1]["mean"] >= SOLVED)
-        missing |= len(there) < len(found) and not (there and solved[-1])
+        there = [row for row in rows if is_at(row, {"attention": attention})]
+        there = [row for row in there if row.get("mean") is not None]
+        best += [max(there, key=lambda row: row["mean"])] if there else []
+        solved.append(bool(there) and best[-1]["mean"] >= SOLVED)
+        missing |= len(there) < settings and not solved[-1]
     if not best:
         return NOT_MEASURED
     judged = outcome(solved, [False])
-    told = f"{sum(solved)} of {len(best)} have an R2 of {SOLVED:.0f} or more in a setting"
+    told = f"{sum(solved)} of {len(solved)} have an R2 of {SOLVED:.0f} or more in a setting"
     told += " (not all settings of the others are measured)" * missing
     evidence = "; ".join(f"{row['attention']}, {_setting(row)}: {shown(row)}" for row in best)
     return Verdict(so_far(judged) if missing else judged, f"{told}: {evidence}")
@@ -95,7 +95,7 @@ def harder_with_more_held_out(rows: Sequence[Row]) -> Verdict:
 
 def hyla_falls_less(rows: Sequence[Row]) -> Verdict:
     """What the others lose between the least and the most held out, against what HYLA loses."""
-    verdict = all_above(
+    return all_above(
         [
             (
                 _fall(rows, other, examples),
@@ -104,12 +104,9 @@ def hyla_falls_less(rows: Sequence[Row]) -> Verdict:
             )
             for examples in EXAMPLES
             for other in ("softmax", "linear")
-        ]
+        ],
+        about=f"R2 lost between {_percent(LEAST)} and {_percent(MOST)} held out",
     )
-    if verdict is NOT_MEASURED:
-        return verdict
-    told = f"R2 lost between {_percent(LEAST)} and {_percent(MOST)} held out"
-    return Verdict(verdict.outcome, f"{told}, {verdict.evidence}")
 
 
 def _fall(rows: Sequence[Row], attention: str, examples: int) -> Row | None:
@@ -142,11 +139,8 @@ def closer_in_distribution(rows: Sequence[Row]) -> Verdict:
         found = [find(rows, attention=attention, **place) for attention in ATTENTIONS]
         beyond, within = (_spread(found, name) for name in (HELD_OUT, IN_DISTRIBUTION))
         pairs.append((beyond, within, _setting(place)))
-    verdict = all_above(pairs)
-    if verdict is NOT_MEASURED:
-        return verdict
-    told = "Largest difference between two kinds, held out against in distribution"
-    return Verdict(verdict.outcome, f"{told}, {verdict.evidence}")
+    about = "Largest difference between two kinds, held out against in distribution"
+    return all_above(pairs, about=about)
 
 
 def _spread(rows: Sequence[Row | None], name: str) -> Row | None:

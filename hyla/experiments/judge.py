@@ -57,14 +57,11 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
 
 
 def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
-    """one - other as a row of its own, to be compared with another such gap."""
+    """one - other as the held-out measure of a row, to be compared with another such gap."""
     a, b = one["measures"][name], other["measures"][name]
-    errors = [a.get("standard_error"), b.get("standard_error")]
-    known = [error for error in errors if error is not None]
-    values = {
-        "mean": a["mean"] - b["mean"],
-        "standard_error": math.hypot(*known) if known == errors else None,
-    }
+    errors = (a.get("standard_error"), b.get("standard_error"))
+    error = None if None in errors else math.hypot(*errors)
+    values = {"mean": a["mean"] - b["mean"], "standard_error": error}
     if fewer := next((v["per_seed"] for v in (a, b) if of_seeds(v)), None):
         values["per_seed"] = fewer
     given = next((row["search"] for row in (one, other) if is_given(row)), None)
@@ -91,10 +88,13 @@ def so_far(judged: str) -> str:
     return OPEN if judged == NOT_REPRODUCED else IN_PART
 
 
-def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = HELD_OUT) -> Verdict:
+def all_above(
+    pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = HELD_OUT, about: str = ""
+) -> Verdict:
     """Whether the first of each pair is above the second, by more than two standard errors.
 
     With pairs that are not measured a claim is reproduced in part at best, and open at worst.
+    about: what is compared, where the labels of the pairs do not say it.
     """
     there = [(a, b, label) for a, b, label in pairs if a is not None and b is not None]
     if not there:
@@ -107,7 +107,8 @@ def all_above(pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = H
         for (a, b, label), held in zip(there, holds, strict=True)
     )
     tends = [errors > TENDENCY for _, errors in gaps]
-    judged, told = outcome(holds, tends), f"{sum(holds)} of {len(there)} hold"
+    judged = outcome(holds, tends)
+    told = f"{about}, " * bool(about) + f"{sum(holds)} of {len(there)} hold"
     asides = []
     if len(there) < len(pairs):
         judged = so_far(judged)
