@@ -99,7 +99,7 @@ def test_the_papers_settings(name: str) -> None:
         searched = name.startswith("scaling") or name == "codes-depth"
         assert (rates, decays) == ({3e-4, 1e-3}, {0.1, 0.3})
         assert warmups == ({1000, 3000} if searched else {1000})
-        millions = point.axes.get("millions", 40 if name == "codes-depth" else 20)
+        millions = point.axes.get("millions", 20)
         assert config.steps * 128 == millions * 1_000_000
         factor = point.axes.get("width", 1)
         assert (model.width, model.hidden_size) == (128 * factor, 256 * factor)

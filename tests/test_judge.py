@@ -303,6 +303,12 @@ def test_the_best_layers_of_both_halves_are_compared(what: str, words: str, late
     assert judge(decoded("hyla", "self", 5.0, 5.0, None, None)).outcome == "not measured"
     other = [row | {"what": "answers" if later else "decoding"} for row in token]
     assert judge(other).outcome == "not measured"
+    if not later:
+        deep = [row | {"millions": 10} for row in decoded("softmax", "row", 1, 9)]
+        verdict = claim("codes-depth", words)([*token, *deep])
+        told = "softmax, 10 M instances, last token to itself and the two panels before: 9.0"
+        assert told in verdict.evidence
+        assert "1 of 1 hold (5 of 6 comparisons not measured)" in verdict.evidence
 
 
 def test_the_numbers_of_the_paper_are_told_beside_ours_if_it_has_both() -> None:

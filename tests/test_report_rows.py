@@ -140,14 +140,12 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
                 "term 2": [labels[(i * 5) % 12] for i in chosen],
             }
         maps = {"what": "map", "label": "", "x": x, "y": y, "colours": colours}
-        if name == "codes-depth":
-            rows.append({**place, **maps, "keys": "self"})
-            continue
         ways = [{"fixed": fixed} for fixed in ("context", "query")]
         if layers != 2:
             ways = [{"keys": keys} for keys in ("self", "row")]
         for way in ways:
-            rows += [{**place, **maps, **way}] if way != {"fixed": "query"} else []
+            unmapped = {"codes-fuzzy": {"fixed": "query"}, "codes-depth": {"keys": "row"}}
+            rows += [{**place, **maps, **way}] if way != unmapped.get(name) else []
             decoded = [("decoding", label) for label in ["all", *labels]]
             if layers != 2:
                 decoded += [("answers", label) for label in ["all", "value 0", "value 7"]]

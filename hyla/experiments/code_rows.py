@@ -50,8 +50,13 @@ def _codes(member: Trained, split: str, instances: int | Tensor, **options: Any)
     return collect_run(member.run.path, member.number, split, instances, **options)
 
 
-def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
-    """All rows of one kind of attention: decoding over seeds, the rest of the first seed."""
+def analysed(
+    point: Point, runs: Sequence[FinishedRun], scale: str, *, last: bool = True
+) -> list[Row]:
+    """All rows of one kind of attention: decoding over seeds, the rest of the first seed.
+
+    last: also what is of the last layer alone, and maps of all keys.
+    """
     chosen = [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
     if not chosen:
         return []
@@ -60,17 +65,16 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     rows: list[Row] = []
     for way in KEYS if is_sraven else FIXED:
         rows += _decoding(chosen, ["rule", "target"] if is_sraven else ["terms"], scale, way)
-        if way != {"fixed": "query"}:
+        if way in (FIXED[0], KEYS[0]) or (is_sraven and last):
             rows += _maps(chosen[0], MAPPED[scale], way)
-        if is_sraven:
+        if is_sraven and last:
             rows += _rules(chosen, DECODED[scale], way)
     return [{**point.axes, **row, **settings} for row in rows]
 
 
-def mapped(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
-    """The maps alone."""
-    chosen = [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
-    return [{**point.axes, **row} for m in chosen[:1] for row in _maps(m, MAPPED[scale], KEYS[0])]
+def by_layer(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """What there is of every layer: decoding, and maps of the last token with itself."""
+    return analysed(point, runs, scale, last=False)
 
 
 def _decoding(

@@ -15,15 +15,18 @@ from hyla.experiments.code_rows import (
     UNTRAINED,
     Way,
     analysed,
-    mapped,
+    by_layer,
 )
-from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
-from hyla.experiments.judge import IN_PART, REPRODUCED, Judge, all_above
+from hyla.experiments.declare import Axes, Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.judge import IN_PART, REPRODUCED, Judge, all_above, in_words
 from hyla.experiments.results import is_at
-from hyla.experiments.sraven import ATTENTIONS, FULL_GRID, MILLION, MILLIONS
+from hyla.experiments.sraven import ATTENTIONS, MILLION, MILLIONS, depth_run
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
 DECODED_F1 = 50.0  # percent, from which on something is decoded
+FLAT = [{"attention": attention} for attention in ATTENTIONS]  # models of 4 layers
+DEEP: list[Axes] = [{"attention": "softmax", "millions": n} for n in MILLIONS]  # of 16 layers
+EARLY = "Early layers tell more of the answer's value"
 IN_WORDS = {
     ("fixed", "context"): "inputs of the context fixed, query varied",
     ("fixed", "query"): "query fixed, context varied",
@@ -43,7 +46,8 @@ def decodable(*ways: Way) -> Judge:
         pairs: list[tuple[Row | None, Row | None, str]] = []
         for attention in ATTENTIONS:
             for way in ways:
-                last = next(reversed(_layers(rows, "decoding", attention, way)), None)
+                place = {"attention": attention, **way}
+                last = next(reversed(_layers(rows, "decoding", place)), None)
                 last = last if last and last.get("mean") is not None else None
                 # The control as a row of its own, under the same name.
                 control = last and {"measures": {F1: last["measures"][CONTROL]}}
@@ -58,24 +62,24 @@ def decodable(*ways: Way) -> Judge:
     return judge
 
 
-def _layers(rows: Sequence[Row], what: str, attention: str, way: Way) -> list[Row]:
+def _layers(rows: Sequence[Row], what: str, place: Axes) -> list[Row]:
     """What is decoded of all classes in each layer, from the first to the last."""
-    place = {"attention": attention, "what": what, **way, "label": "all"}
+    place = {"what": what, **place, "label": "all"}
     return sorted((row for row in rows if is_at(row, place)), key=lambda row: row["layer"])
 
 
-def across_layers(what: str, *, later: bool) -> Judge:
+def across_layers(what: str, models: Sequence[Axes], *, later: bool) -> Judge:
     """Judges which half of the layers tells more, each by the layer that tells most."""
 
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs: list[tuple[Row | None, Row | None, str]] = []
-        for attention in ATTENTIONS:
+        for model in models:
             for way in KEYS:
-                layers = _layers(rows, what, attention, way)
+                layers = _layers(rows, what, {**model, **way})
                 middle = (len(layers) + 1) // 2
                 halves = _most(layers[:middle]), _most(layers[middle:])
                 more, less = halves[::-1] if later else halves
-                pairs.append((more, less, f"{attention}, {_told(way)}"))
+                pairs.append((more, less, f"{in_words(model)}, {_told(way)}"))
         names = ("second", "first") if later else ("first", "second")
         order = "the best layer of the {} half against that of the {}".format(*names)
         return all_above(pairs, F1, f"F1 in {order}")
@@ -162,6 +166,18 @@ def rule_figures(way: Way) -> list[Figure]:
     ]
 
 
+def layer_figures(way: Way, keys: str) -> list[Figure]:
+    """F1 of all classes over the layers. keys: in few words."""
+    caption = f"Fitted to tasks of training, on held-out ones; {_told(way)}."
+    return [
+        Figure(
+            "lines", f"{name} decoded by layer, {keys}", "layer", F1, "millions",
+            where={"what": what, "label": "all", **way}, caption=caption,
+        )
+        for name, what in (("Rules", "decoding"), ("Answer", "answers"))
+    ]  # fmt: skip
+
+
 AXES = ("attention", "what", "fixed", "layer", "label")
 SRAVEN_AXES = ("attention", "what", "keys", "layer", "label")
 CODES_FUZZY = Experiment(
@@ -194,10 +210,8 @@ CODES_SRAVEN = Experiment(
     figures=tuple(figure for way in KEYS for figure in rule_figures(way)),
     claims=(
         Claim("Latent codes decode the rules of held-out tasks", decodable(*KEYS)),
-        Claim("Later layers tell more of the rule", across_layers("decoding", later=True)),
-        Claim(
-            "Early layers tell more of the answer's value", across_layers("answers", later=False)
-        ),
+        Claim("Later layers tell more of the rule", across_layers("decoding", FLAT, later=True)),
+        Claim(EARLY, across_layers("answers", FLAT, later=False)),
         Claim("Related rules have similar codes", related_are_similar),
     ),
     note="The models of the ablation table, trained on 20 million instances (the paper's on 40). "
@@ -210,14 +224,18 @@ CODES_DEPTH = Experiment(
     title="SRAVEN: latent codes of 16 layers of softmax attention",
     where="figure 13",
     points=lambda: [
-        Point(
-            {"attention": "softmax"},
-            sraven_run(FULL_GRID, attention="softmax", layers=16, instances=MILLIONS[-1] * MILLION),
-        )
+        Point(model, depth_run("softmax", model["millions"] * MILLION, 16)) for model in DEEP
     ],
-    make=mapped,
-    axes=SRAVEN_AXES,
+    make=by_layer,
+    axes=("attention", "millions", *SRAVEN_AXES[1:]),
     keep=True,
     needs=("sklearn",),
-    figures=tuple(maps_of(("rule", "target"), KEYS[0])),
+    figures=(
+        *layer_figures(KEYS[0], "last token alone"),
+        *layer_figures(KEYS[1], "with the panels"),
+        *maps_of(("rule", "target"), KEYS[0]),
+    ),
+    smoke={"millions": MILLIONS[-1:]},
+    claims=(Claim(EARLY, across_layers("answers", DEEP, later=False)),),
+    note="The deepest softmax models of the scaling figure; the paper's has 40 million instances.",
 )

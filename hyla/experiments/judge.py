@@ -134,8 +134,7 @@ def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs = []
         for group in groups:
-            label = ", ".join(_at(*place) for place in group.items())
-            label += f": {_at(axis, high)} against {low}"
+            label = f"{in_words(group)}: {in_words({axis: high})} against {low}"
             top, bottom = (find(rows, **group, **{axis: value}) for value in (high, low))
             pairs.append((top, bottom, label))
         return all_above(pairs)
@@ -143,7 +142,7 @@ def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
     return judge
 
 
-def _at(axis: str, value: Any) -> str:
-    """A value of an axis, in words."""
-    words = {"attention": f"{value}", "millions": f"{value} M instances"}
-    return words.get(axis, f"{axis} {value}")
+def in_words(place: Axes) -> str:
+    """Values of axes."""
+    words = {"attention": "{}", "millions": "{} M instances"}
+    return ", ".join(words.get(axis, axis + " {}").format(value) for axis, value in place.items())
