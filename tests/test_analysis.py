@@ -1,6 +1,7 @@
 """Codes decoded, embedded and compared: codes are planted, so that the answers are known."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from hyla.analysis import (
     decode,
     draw_embedding,
     embed,
+    explained,
     load_codes,
     mean_codes,
     sample,
-    silhouette,
 )
 from hyla.tasks.sraven import RULES
 
@@ -197,13 +198,47 @@ def test_a_sample_keeps_codes_and_labels_together() -> None:
         sample(codes, 102)
 
 
-def test_the_silhouette_tells_the_label_that_makes_the_clusters() -> None:
-    codes = planted(2003, seed=0)  # more than it takes at once
-    by_rule, by_target = silhouette(codes, "rule"), silhouette(codes, "target")
+def test_a_label_explains_the_codes_that_it_makes() -> None:
+    codes = planted(2003, seed=0)
+    by_rule, by_target = explained(codes, "rule"), explained(codes, "target")
     assert by_rule[1] > 0.5
-    assert abs(by_rule[0]) < 0.1
-    assert abs(by_target).max() < 0.1
-    assert np.isnan(silhouette(codes.take(codes.labels["rule"] == 1), "rule")).all()
+    assert abs(by_rule[0]) < 0.01
+    assert abs(by_target).max() < 0.01
+    moved = replace(codes, codes=codes.codes * -3 + 5)  # neither unit nor origin matters
+    np.testing.assert_allclose(explained(moved, "rule"), by_rule, atol=1e-6)  # in float32
+
+
+def test_explaining_is_a_share_of_variance() -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(5, size=97)
+    layers = rng.normal(size=(3, 97, 3))
+    layers[1] = rng.normal(size=(5, 3))[label]
+    layers[2] = 7.1
+    codes = Codes(layers, (0, 1, 2), {"rule": label, "own": np.arange(97)})
+    found = explained(codes, "rule")
+    # As a regression on the classes, with its adjusted R2 over all heads together.
+    classes = np.eye(5)[label]
+    residual = layers[0] - classes @ np.linalg.lstsq(classes, layers[0], rcond=None)[0]
+    assert found[0] == pytest.approx(
+        1 - (residual**2).sum() / 92 / (layers[0].var(0).sum() * 97 / 96)
+    )
+    assert found[1] == pytest.approx(1)
+    assert np.isnan(found[2])
+    assert np.isnan(explained(codes, "own")).all()  # every instance a class
+
+
+def test_a_real_number_explains_in_parts() -> None:
+    rng = np.random.default_rng(0)
+    value = rng.random(4001)
+    noise = rng.normal(size=(4001, 2))
+    layers = np.stack([np.outer(value, [1, -2]), noise, np.outer(value**2, [1, -2]) + noise / 4])
+    found = explained(Codes(layers, (0, 1, 2), {"target": value}), "target")
+    assert found[0] > 0.99
+    assert abs(found[1]) < 0.01
+    signal = 5 * np.var(value**2)
+    assert found[2] == pytest.approx(signal / (signal + 2 / 16), abs=0.02)
+    tied = Codes(noise[None], (0,), {"target": np.zeros(4001)})
+    assert explained(tied, "target")[0] == pytest.approx(0)  # one class explains nothing
 
 
 def neighbours_alike(points: NDArray[np.float64], label: NDArray[np.int64]) -> float:

@@ -93,7 +93,11 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
     assert f1["decoding", 1, "all"] == f1["answers", 0, "all"] == 100.0
     assert f1["decoding", 0, "all"] < 50.0
     assert f1["answers", 1, "value 4"] < 50.0
-    controls = [row["measures"]["F1, labels shuffled"]["mean"] for row in rows]
+    assert f1["explained", 1, "rule"] > 80.0 > 10.0 > f1["explained", 1, "value"]
+    assert f1["explained", 0, "value"] > 80.0 > 10.0 > f1["explained", 0, "rule"]
+    shuffled = "F1, labels shuffled"
+    controls = [r["measures"][shuffled]["mean"] for r in rows if shuffled in r["measures"]]
+    assert len(controls) == len(rows) - 4
     assert max(controls) < 60.0
 
 

@@ -1,5 +1,6 @@
 """The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
 
+import itertools
 import math
 import shutil
 from dataclasses import replace
@@ -173,6 +174,11 @@ def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     )
     for row in rows:
         assert needed <= row.keys()
+    if name == "codes-depth":
+        kinds = {(row["what"], row["keys"]) for row in rows}
+        whats, keys = ("decoding", "answers", "explained"), ("self", "row")
+        assert kinds == {("map", "self"), *itertools.product(whats, keys)}
+        assert {row["layer"] for row in rows if row["what"] == "map"} == set(range(8))
 
 
 def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:

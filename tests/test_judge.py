@@ -303,12 +303,57 @@ def test_the_best_layers_of_both_halves_are_compared(what: str, words: str, late
     assert judge(decoded("hyla", "self", 5.0, 5.0, None, None)).outcome == "not measured"
     other = [row | {"what": "answers" if later else "decoding"} for row in token]
     assert judge(other).outcome == "not measured"
-    if not later:
-        deep = [row | {"millions": 10} for row in decoded("softmax", "row", 1, 9)]
-        verdict = claim("codes-depth", words)([*token, *deep])
-        told = "softmax, 10 M instances, last token to itself and the two panels before: 9.0"
-        assert told in verdict.evidence
-        assert "1 of 1 hold (5 of 6 comparisons not measured)" in verdict.evidence
+    odd = decoded("hyla", "self", 1.0, 2.0, 40.0)  # the layer in the middle is an early one
+    assert ("40.0 ± 1.0 against 2.0" if later else "40.0 ± 1.0 against 1.0") in judge(odd).evidence
+
+
+def test_of_the_deep_models_that_with_most_data_is_judged() -> None:
+    def answers(millions: int, first: float, last: float) -> list[dict[str, Any]]:
+        place = {"attention": "softmax", "what": "answers", "label": "all", "millions": millions}
+        return [
+            {**place, "keys": keys, "layer": layer, "mean": mean}
+            | {"measures": {"F1": {"mean": mean, "standard_error": 1.0}}}
+            for keys in ("self", "row")
+            for layer, mean in enumerate((first, last))
+        ]
+
+    judge = claim("codes-depth", "Early layers")
+    few, most = answers(10, 1.0, 9.0), answers(40, 9.0, 1.0)
+    assert judge(few).outcome == "not reproduced"
+    assert "softmax, 10 M instances, last token to itself: 1.0" in judge(few).evidence
+    assert judge([*most, *few]).outcome == "reproduced"
+    assert judge([]).outcome == "not measured"
+
+
+@pytest.mark.parametrize(
+    "name, axis, ways, label",
+    [
+        ("codes-fuzzy", "fixed", ("context", "query"), "function"),
+        ("codes-sraven", "keys", ("self", "row"), "rule"),
+    ],
+)
+def test_what_explains_more_of_the_last_layer(
+    name: str, axis: str, ways: tuple[str, str], label: str
+) -> None:
+    def share(kind: str, way: str, layer: int, label: str, mean: float | None) -> dict[str, Any]:
+        place = {"what": "explained", "attention": kind, axis: way, "layer": layer, "label": label}
+        measures = {"variance explained": {"mean": mean, "standard_error": 1.0}}
+        return {**place, "mean": mean, "measures": measures}
+
+    rows = [
+        share(kind, way, layer, one, 30.0 if (one == label) == (layer == 1) else 10.0)
+        for kind in KINDS
+        for way in ways
+        for layer in (1, 0)  # where it is the other way round
+        for one in ("value", label)
+    ]
+    judge = claim(name, "explains more")
+    assert judge(rows).outcome == "reproduced"
+    assert "30.0 ± 1.0 against 10.0 ± 1.0, holds" in judge(rows).evidence
+    other = [row | {"label": "value" if row["label"] == label else label} for row in rows]
+    assert judge(other).outcome == "not reproduced"
+    missing = [row | {"mean": None} if row["layer"] else row for row in rows[:4]] + rows[4:]
+    assert "1 of 6 comparisons not measured" in judge(missing).evidence
 
 
 def test_the_numbers_of_the_paper_are_told_beside_ours_if_it_has_both() -> None:

@@ -125,7 +125,7 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
     origin = provenance(point.config, "codes", rng)
     rows: list[Row] = []
     count = 80
-    for layer in range(1, layers + 1):
+    for layer in range(layers):
         place = {**point.axes, "layer": layer, **origin}
         chosen = [rng.randrange(len(labels)) for _ in range(count)]
         centres = [(math.cos(6.28 * i / len(labels)), math.sin(6.28 * i / len(labels)))
@@ -150,10 +150,14 @@ def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
             if layers != 2:
                 decoded += [("answers", label) for label in ["all", "value 0", "value 7"]]
             for kind, label in decoded:
-                f1, control = spread(rng, 40 + 12 * layer), spread(rng, 12, 1)
+                f1, control = spread(rng, 52 + 12 * layer), spread(rng, 12, 1)
                 measures = {"F1": f1, "F1, labels shuffled": control}
                 what = {"what": kind, **way, "label": label}
                 rows.append({**place, **what, **f1, "measures": measures})
+            for label in ("function" if layers == 2 else "rule", "value"):
+                share, what = spread(rng, 30), {"what": "explained", **way, "label": label}
+                measures = {"variance explained": share}
+                rows.append({**place, **what, **share, "measures": measures})
     if name == "codes-sraven":
         for keys in ("self", "row"):
             at = {**point.axes, "keys": keys, "layer": layers, "label": "", **origin}

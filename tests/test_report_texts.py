@@ -140,10 +140,30 @@ def test_figures_of_decoding_say_what_is_decoded() -> None:
             if figure.kind != "bars":
                 continue
             (drawn,) = draw(figure, rows_of(experiment), experiment.axes)
+            decoded = figure.where["what"] != "explained"
             for panel in drawn.panels:
-                assert panel.layout["xaxis"]["title"]["text"] == "what is decoded"
-                assert panel.data[0]["x"][0] == "all"
-            assert figure.caption.startswith('"all" is the mean over')
+                assert panel.layout["xaxis"]["title"]["text"] == "label"
+                assert (panel.data[0]["x"][0] == "all") == decoded
+            assert figure.caption.startswith('"all" is the mean over') == decoded
+
+
+def test_every_layer_of_a_deep_model_is_drawn_with_its_control() -> None:
+    experiment = EXPERIMENTS["codes-depth"]
+    rows = rows_of(experiment)
+    layers = sorted({row["layer"] for row in rows})
+    for figure in experiment.figures:
+        if figure.kind != "bars":
+            continue
+        (drawn,) = draw(figure, rows, experiment.axes)
+        there = [row for row in rows if figure.where.items() <= row.items()]
+        words = [word for word in ("Rules", "Answer", "Variance") if word in figure.title]
+        assert words == [
+            {"decoding": "Rules", "answers": "Answer"}.get(figure.where["what"], "Variance")
+        ]
+        assert ("with the panels" in figure.title) == (figure.where["keys"] == "row")
+        assert ("control" in drawn.note) == (words != ["Variance"])
+        assert drawn.numbers is not None
+        assert len(drawn.numbers.body) == len(there) == len(layers) * 3 * len(drawn.panels)
 
 
 def test_numbers_on_a_map_can_be_read() -> None:

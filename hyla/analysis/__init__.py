@@ -24,7 +24,7 @@ True
 from hyla.analysis.activity import active_units
 from hyla.analysis.codes import Codes, attention_codes, load_codes
 from hyla.analysis.collect import collect, collect_inputs, collect_run
-from hyla.analysis.compare import MeanCodes, cosine_similarity, mean_codes, sample, silhouette
+from hyla.analysis.compare import MeanCodes, cosine_similarity, explained, mean_codes, sample
 from hyla.analysis.decode import Decoding, Scores, decode
 from hyla.analysis.draw import draw_embedding
 from hyla.analysis.embed import embed
@@ -43,8 +43,8 @@ __all__ = [
     "decode",
     "draw_embedding",
     "embed",
+    "explained",
     "load_codes",
     "mean_codes",
     "sample",
-    "silhouette",
 ]

@@ -16,8 +16,8 @@ from hyla.analysis import (
     decode,
     draw_embedding,
     embed,
+    explained,
     mean_codes,
-    silhouette,
 )
 from hyla.analysis.collect import check_member
 from hyla.cli import shared
@@ -28,9 +28,9 @@ from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig, load_run
 
 PICTURES = ("png", "svg")
-# What is decoded, what clusters are compared with and what colours a figure, by task.
+# What is decoded, what may explain the codes and what colours a figure, by task.
 DECODED = {"sraven": "rule", "fuzzy_logic": "terms"}
-CLUSTERS = {"sraven": ("rule", "target"), "fuzzy_logic": ("function", "term 1")}
+EXPLAINING = {"sraven": ("rule", "target"), "fuzzy_logic": ("function", "target")}
 COLOURS = {
     "sraven": ("rule", "prediction"),
     "fuzzy_logic": ("target", "function", "term 1", "term 2"),
@@ -78,7 +78,7 @@ def analyse(
     get: Any = partial(collect, model, config.task, seed=config.members[member].seed, **options)
     held_out = get("held_out")
     decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
-    clusters = {n: silhouette(held_out, n, seed=seed) for n in CLUSTERS[config.task_name]}
+    shares = {name: explained(held_out, name) for name in EXPLAINING[config.task_name]}
     means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
     if output is not None:
         with new_file(output, overwrite=overwrite) as handle:
@@ -90,10 +90,10 @@ def analyse(
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:
         about = {"run": str(folder), "member": member, "instances": instances}
-        shared.write_json(without_nan(about | _record(decoding, clusters, means, number)))
+        shared.write_json(without_nan(about | _record(decoding, shares, means, number)))
         return
     console = shared.output()
-    _print(console, f"{folder}, member {member}", decoding, clusters, means, number)
+    _print(console, f"{folder}, member {member}", decoding, shares, means, number)
     for path in filter(None, (output, figure)):
         console.print(f"Wrote {path}", soft_wrap=True, markup=False)
 
@@ -125,7 +125,7 @@ def _figure(codes: Codes, config: RunConfig, layer: int, seed: int) -> Any:
 
 
 def _record(
-    found: Decoding, clusters: dict[str, Any], means: MeanCodes | None, layer: int
+    found: Decoding, shares: dict[str, Any], means: MeanCodes | None, layer: int
 ) -> dict[str, Any]:
     assert found.control is not None
     by_name = partial(zip, found.names, strict=True)
@@ -148,7 +148,7 @@ def _record(
         "majority_accuracy": found.majority_accuracy,
         "train_counts": dict(by_name(found.train_counts.tolist())),
         "held_out_counts": dict(by_name(found.test_counts.tolist())),
-        "silhouette": {name: by_layer.tolist() for name, by_layer in clusters.items()},
+        "explained": {name: by_layer.tolist() for name, by_layer in shares.items()},
         "similarity": similarity,
     }
 
@@ -157,20 +157,20 @@ def _print(
     console: Console,
     title: str,
     found: Decoding,
-    clusters: dict[str, Any],
+    shares: dict[str, Any],
     means: MeanCodes | None,
     layer: int,
 ) -> None:
     assert found.control is not None
     table = Table(title=f"{title}: {found.label} decoded, held out", title_justify="left")
     names = ("layer", "macro F1", "shuffled", "accuracy", "shuffled", "majority")
-    for name in (*names, *(f"silhouette: {name}" for name in clusters)):
+    for name in (*names, *(f"explained by {name}" for name in shares)):
         table.add_column(name, justify="right")
     for i, number in enumerate(found.layers):
         numbers = [
             found.measured.macro_f1[i], found.control.macro_f1[i],
             found.measured.accuracy[i], found.control.accuracy[i], found.majority_accuracy,
-            *(by_layer[i] for by_layer in clusters.values()),
+            *(by_layer[i] for by_layer in shares.values()),
         ]  # fmt: skip
         table.add_row(str(number), *(f"{score:.3f}" for score in numbers))
     console.print(table)

@@ -1,11 +1,12 @@
 """From trained models to rows about their latent codes.
 
 Rows say by `what` they are: "decoding" of terms or rules and "answers" decoded (mean: F1 in percent
-over seeds, with the shuffled control among the measures), "map" (t-SNE of the first seed),
-"mean codes", "similarity", "samples".
+over seeds, with the shuffled control among the measures), "explained" (mean: the share of the
+codes' variance in percent, by label), "map" (t-SNE of the first seed), "mean codes", "similarity",
+"samples".
 
-Each is made in two ways. Fuzzy logic: with the inputs of the context `fixed`, as the paper collects
-codes, and with the query fixed. SRAVEN: with the `keys` "self", the last token attending to itself,
+Codes are collected in two ways. Fuzzy logic: with the inputs of the context `fixed`, as in the
+paper, and with the query fixed. SRAVEN: with the `keys` "self", the last token attending to itself,
 as in the paper's text, and "row", which adds the two panels before it, as in the authors' code.
 """
 
@@ -17,7 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyla.analysis import Codes, Decoding, collect, collect_run, decode, embed, mean_codes, sample
+from hyla.analysis import (
+    Codes,
+    Decoding,
+    collect,
+    collect_run,
+    decode,
+    embed,
+    explained,
+    mean_codes,
+    sample,
+)
+from hyla.analysis.codes import Array
 from hyla.experiments.declare import Point, Row
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
 from hyla.model import build
@@ -25,6 +37,7 @@ from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
 F1, CONTROL = "F1", "F1, labels shuffled"
+EXPLAINED = "variance explained"
 LEAST_SPREAD = 1e-4  # of codes: those of a dead layer are all alike
 RELATED, ALL_PAIRS = "addition and subtraction", "all pairs of rules"
 ABOVE, UNTRAINED = "addition and subtraction above all pairs", "the same before training"
@@ -44,37 +57,45 @@ LABELS = {
     "rule": ("decoding", "{}"),
     "target": ("answers", "value {}"),
 }
+EXPLAINING = {"rule": "rule", "function": "function", "target": "value"}  # labels, in words
 
 
 def _codes(member: Trained, split: str, instances: int | Tensor, **options: Any) -> Codes:
     return collect_run(member.run.path, member.number, split, instances, **options)
 
 
-def analysed(
-    point: Point, runs: Sequence[FinishedRun], scale: str, *, last: bool = True
-) -> list[Row]:
-    """All rows of one kind of attention: decoding over seeds, the rest of the first seed.
-
-    last: also what is of the last layer alone, and maps of all keys.
-    """
-    chosen = [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """All rows of one kind of attention: decoding over seeds, the rest of the first seed."""
+    chosen = _chosen(runs)
     if not chosen:
         return []
     is_sraven = isinstance(runs[0].config.task, SravenConfig)
-    settings = {"hyperparameters": hyperparameters(chosen[0])}
     rows: list[Row] = []
     for way in KEYS if is_sraven else FIXED:
         rows += _decoding(chosen, ["rule", "target"] if is_sraven else ["terms"], scale, way)
-        if way in (FIXED[0], KEYS[0]) or (is_sraven and last):
+        if way != {"fixed": "query"}:
             rows += _maps(chosen[0], MAPPED[scale], way)
-        if is_sraven and last:
+        if is_sraven:
             rows += _rules(chosen, DECODED[scale], way)
+    return _placed(point, chosen, rows)
+
+
+def analysed_by_layer(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+    """Of SRAVEN what is decoded in each layer, and maps of the last token with itself."""
+    chosen = _chosen(runs)
+    if not chosen:
+        return []
+    rows = [row for way in KEYS for row in _decoding(chosen, ["rule", "target"], scale, way)]
+    return _placed(point, chosen, [*rows, *_maps(chosen[0], MAPPED[scale], KEYS[0])])
+
+
+def _chosen(runs: Sequence[FinishedRun]) -> list[Trained]:
+    return [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+
+
+def _placed(point: Point, chosen: Sequence[Trained], rows: Sequence[Row]) -> list[Row]:
+    settings = {"hyperparameters": hyperparameters(chosen[0])}
     return [{**point.axes, **row, **settings} for row in rows]
-
-
-def by_layer(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
-    """What there is of every layer: decoding, and maps of the last token with itself."""
-    return analysed(point, runs, scale, last=False)
 
 
 def _decoding(
@@ -82,12 +103,21 @@ def _decoding(
 ) -> Iterator[Row]:
     """Fitted to tasks of training, measured on held-out ones, in every layer."""
     found: dict[str, list[Decoding]] = {label: [] for label in labels}
+    shares: list[dict[str, Array]] = []
     for member in members:
         train, test = (_codes(member, s, DECODED[scale], **way) for s in ("train", "held_out"))
         for label, those in found.items():
             those.append(decode(train, test, label, shuffles=SHUFFLES[scale]))
+        shares.append(
+            {label: explained(test, label) for label in EXPLAINING if label in test.labels}
+        )
     for label, those in found.items():
         yield from _decoded(those, *LABELS[label], way)
+    for label in shares[0]:
+        for i, layer in enumerate(test.layers):
+            share = _percent([float(one[label][i]) for one in shares])
+            place = {"what": "explained", **way, "layer": layer, "label": EXPLAINING[label]}
+            yield {**place, **share, "measures": {EXPLAINED: share}}
 
 
 def _decoded(found: Sequence[Decoding], what: str, names: str, way: Way) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from hyla.experiments.code_rows import (
     ABOVE,
     ALL_PAIRS,
     CONTROL,
+    EXPLAINED,
     F1,
     FIXED,
     KEYS,
@@ -15,7 +16,7 @@ from hyla.experiments.code_rows import (
     UNTRAINED,
     Way,
     analysed,
-    by_layer,
+    analysed_by_layer,
 )
 from hyla.experiments.declare import Axes, Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import IN_PART, REPRODUCED, Judge, all_above, in_words
@@ -24,8 +25,8 @@ from hyla.experiments.sraven import ATTENTIONS, MILLION, MILLIONS, depth_run
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
 DECODED_F1 = 50.0  # percent, from which on something is decoded
-FLAT = [{"attention": attention} for attention in ATTENTIONS]  # models of 4 layers
-DEEP: list[Axes] = [{"attention": "softmax", "millions": n} for n in MILLIONS]  # of 16 layers
+SHALLOW: list[Axes] = [{"attention": attention} for attention in ATTENTIONS]  # 4 layers
+DEEP: list[Axes] = [{"attention": "softmax", "millions": n} for n in MILLIONS]  # 16 layers
 EARLY = "Early layers tell more of the answer's value"
 IN_WORDS = {
     ("fixed", "context"): "inputs of the context fixed, query varied",
@@ -46,9 +47,8 @@ def decodable(*ways: Way) -> Judge:
         pairs: list[tuple[Row | None, Row | None, str]] = []
         for attention in ATTENTIONS:
             for way in ways:
-                place = {"attention": attention, **way}
-                last = next(reversed(_layers(rows, "decoding", place)), None)
-                last = last if last and last.get("mean") is not None else None
+                place = {"what": "decoding", "attention": attention, **way, "label": "all"}
+                last = _last(rows, place)
                 # The control as a row of its own, under the same name.
                 control = last and {"measures": {F1: last["measures"][CONTROL]}}
                 pairs.append((last, control, f"{attention}, {_told(way)}"))
@@ -87,6 +87,12 @@ def across_layers(what: str, models: Sequence[Axes], *, later: bool) -> Judge:
     return judge
 
 
+def early_with_most_data(rows: Sequence[Row]) -> Verdict:
+    """Judges the deep model with most data among those that are there."""
+    there = [model for model in DEEP if any(is_at(row, model) for row in rows)]
+    return across_layers("answers", there[-1:] or DEEP[-1:], later=False)(rows)
+
+
 def _most(rows: Sequence[Row]) -> Row | None:
     there = [row for row in rows if row.get("mean") is not None]
     return max(there, key=lambda row: row["mean"], default=None)
@@ -94,6 +100,29 @@ def _most(rows: Sequence[Row]) -> Row | None:
 
 def _told(way: Way) -> str:
     return ", ".join(IN_WORDS[place] for place in way.items())
+
+
+def explain_more(one: str, other: str, ways: Sequence[Way]) -> Judge:
+    """Judges which of two labels explains more of the codes of the last layer."""
+
+    def judge(rows: Sequence[Row]) -> Verdict:
+        pairs = []
+        for model in SHALLOW:
+            for way in ways:
+                place = {"what": "explained", **model, **way}
+                more, less = (_last(rows, {**place, "label": label}) for label in (one, other))
+                pairs.append((more, less, f"{in_words(model)}, {_told(way)}"))
+        about = f"Percent of the variance of codes that {one} and {other} explain, last layer"
+        return all_above(pairs, EXPLAINED, about)
+
+    return judge
+
+
+def _last(rows: Sequence[Row], place: Axes) -> Row | None:
+    """The row of the last layer, if it has a number."""
+    there = [row for row in rows if is_at(row, place)]
+    last = max(there, key=lambda row: row["layer"], default=None)
+    return last if last and last.get("mean") is not None else None
 
 
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
@@ -127,6 +156,15 @@ def decoding_figure(title: str, way: Way, caption: str, what: str = "decoding") 
     return Figure("bars", title, "label", F1, "attention", "layer", where=where, caption=caption)
 
 
+def explained_figure(way: Way) -> Figure:
+    """How much of the codes each label explains, in each layer."""
+    title = f"Percent of the variance of codes that a label explains, {_told(way)}"
+    where, caption = {"what": "explained", **way}, "On held-out tasks; real numbers in 32 parts."
+    return Figure(
+        "bars", title, "label", EXPLAINED, "attention", "layer", where=where, caption=caption
+    )
+
+
 def term_figures() -> list[Figure]:
     """Decoding of terms, both ways, and maps."""
     title = "F1 of decoding terms, fitted to functions of training, on held-out ones; "
@@ -135,6 +173,7 @@ def term_figures() -> list[Figure]:
         "counted from 0."
     )
     found = [decoding_figure(title + _told(way), way, caption) for way in FIXED]
+    found += [explained_figure(way) for way in FIXED]
     return [*found, *maps_of(("target", "function", "term 1", "term 2"), FIXED[0])]
 
 
@@ -156,6 +195,7 @@ def rule_figures(way: Way) -> list[Figure]:
         decoding_figure(
             f"F1 of decoding the answer, {title}", way, '"all" is the mean over values.', "answers"
         ),
+        explained_figure(way),
         *maps_of(("rule", "target"), way),
         *(
             Figure(
@@ -167,15 +207,17 @@ def rule_figures(way: Way) -> list[Figure]:
 
 
 def layer_figures(way: Way, keys: str) -> list[Figure]:
-    """F1 of all classes over the layers. keys: in few words."""
-    caption = f"Fitted to tasks of training, on held-out ones; {_told(way)}."
+    """F1 of all classes in each layer, and what explains the codes. keys: in few words."""
+
+    def bars(title: str, x: str, y: str, facet: str, **where: str) -> Figure:
+        caption = f"On held-out tasks; {_told(way)}."
+        return Figure("bars", title, x, y, "millions", facet, {**where, **way}, caption=caption)
+
     return [
-        Figure(
-            "lines", f"{name} decoded by layer, {keys}", "layer", F1, "millions",
-            where={"what": what, "label": "all", **way}, caption=caption,
-        )
-        for name, what in (("Rules", "decoding"), ("Answer", "answers"))
-    ]  # fmt: skip
+        bars(f"Rules decoded, {keys}", "layer", F1, "", what="decoding", label="all"),
+        bars(f"Answer decoded, {keys}", "layer", F1, "", what="answers", label="all"),
+        bars(f"Variance explained, {keys}", "layer", EXPLAINED, "label", what="explained"),
+    ]
 
 
 AXES = ("attention", "what", "fixed", "layer", "label")
@@ -193,7 +235,13 @@ CODES_FUZZY = Experiment(
     keep=True,
     needs=("sklearn",),
     figures=tuple(term_figures()),
-    claims=(Claim("Latent codes decode the terms of held-out functions", decodable(*FIXED)),),
+    claims=(
+        Claim("Latent codes decode the terms of held-out functions", decodable(*FIXED)),
+        Claim(
+            "The function explains more of the codes than the output's value",
+            explain_more("function", "value", FIXED),
+        ),
+    ),
 )
 CODES_SRAVEN = Experiment(
     name="codes-sraven",
@@ -210,8 +258,12 @@ CODES_SRAVEN = Experiment(
     figures=tuple(figure for way in KEYS for figure in rule_figures(way)),
     claims=(
         Claim("Latent codes decode the rules of held-out tasks", decodable(*KEYS)),
-        Claim("Later layers tell more of the rule", across_layers("decoding", FLAT, later=True)),
-        Claim(EARLY, across_layers("answers", FLAT, later=False)),
+        Claim(
+            "The rule explains more of the last layer's codes than the answer's value",
+            explain_more("rule", "value", KEYS),
+        ),
+        Claim("Later layers tell more of the rule", across_layers("decoding", SHALLOW, later=True)),
+        Claim(EARLY, across_layers("answers", SHALLOW, later=False)),
         Claim("Related rules have similar codes", related_are_similar),
     ),
     note="The models of the ablation table, trained on 20 million instances (the paper's on 40). "
@@ -224,9 +276,10 @@ CODES_DEPTH = Experiment(
     title="SRAVEN: latent codes of 16 layers of softmax attention",
     where="figure 13",
     points=lambda: [
-        Point(model, depth_run("softmax", model["millions"] * MILLION, 16)) for model in DEEP
+        Point(model, depth_run(model["attention"], model["millions"] * MILLION, 16))
+        for model in DEEP
     ],
-    make=by_layer,
+    make=analysed_by_layer,
     axes=("attention", "millions", *SRAVEN_AXES[1:]),
     keep=True,
     needs=("sklearn",),
@@ -236,6 +289,6 @@ CODES_DEPTH = Experiment(
         *maps_of(("rule", "target"), KEYS[0]),
     ),
     smoke={"millions": MILLIONS[-1:]},
-    claims=(Claim(EARLY, across_layers("answers", DEEP, later=False)),),
+    claims=(Claim(EARLY, early_with_most_data),),
     note="The deepest softmax models of the scaling figure; the paper's has 40 million instances.",
 )

@@ -14,7 +14,6 @@ MILLION = 1_000_000
 WORDS = {
     "millions": "millions of instances",
     "held_out": "fraction held out",
-    "label": "what is decoded",
 }
 
 
