@@ -213,7 +213,8 @@ def test_explaining_is_a_share_of_variance() -> None:
     label = rng.integers(5, size=97)
     layers = rng.normal(size=(3, 97, 3))
     layers[1] = rng.normal(size=(5, 3))[label]
-    layers[2] = 7.1
+    layers[1, :, 2] = 3.0  # one head that says nothing
+    layers[2] = 7.1 * (1 + 1e-8 * rng.normal(size=(97, 3)))  # but for rounding
     codes = Codes(layers, (0, 1, 2), {"rule": label, "own": np.arange(97)})
     found = explained(codes, "rule")
     # As a regression on the classes, with its adjusted R2 over all heads together.
@@ -237,8 +238,19 @@ def test_a_real_number_explains_in_parts() -> None:
     assert abs(found[1]) < 0.01
     signal = 5 * np.var(value**2)
     assert found[2] == pytest.approx(signal / (signal + 2 / 16), abs=0.02)
+    skewed = Codes(layers[:1], (0,), {"target": value**9})  # the same parts, of very unequal width
+    assert explained(skewed, "target")[0] == pytest.approx(found[0])
+    few = np.where(value < 0.02, -1.0, np.where(value > 0.98, 1.0, 0.0))
+    rare = Codes(np.outer(few, [1, 3])[None], (0,), {"target": few})
+    assert explained(rare, "target")[0] == pytest.approx(1)  # few values are classes of their own
     tied = Codes(noise[None], (0,), {"target": np.zeros(4001)})
-    assert explained(tied, "target")[0] == pytest.approx(0)  # one class explains nothing
+    assert np.isnan(explained(tied, "target")[0])  # one class
+    value[7] = np.nan
+    with pytest.raises(ValueError, match="label: expected finite numbers, got 'target' with NaN"):
+        explained(Codes(layers, (0, 1, 2), {"target": value}), "target")
+    terms = Codes(layers, (0, 1, 2), {"terms": np.zeros((4001, 2), int)})
+    with pytest.raises(ValueError, match="label: expected one with one value"):
+        explained(terms, "terms")
 
 
 def neighbours_alike(points: NDArray[np.float64], label: NDArray[np.int64]) -> float:

@@ -322,18 +322,20 @@ def test_of_the_deep_models_that_with_most_data_is_judged() -> None:
     assert judge(few).outcome == "not reproduced"
     assert "softmax, 10 M instances, last token to itself: 1.0" in judge(few).evidence
     assert judge([*most, *few]).outcome == "reproduced"
+    unfinished = [row | {"mean": None} for row in most]
+    assert judge([*unfinished, *few]) == judge(few)
     assert judge([]).outcome == "not measured"
 
 
 @pytest.mark.parametrize(
     "name, axis, ways, label",
     [
-        ("codes-fuzzy", "fixed", ("context", "query"), "function"),
+        ("codes-fuzzy", "fixed", ("context",), "function"),
         ("codes-sraven", "keys", ("self", "row"), "rule"),
     ],
 )
 def test_what_explains_more_of_the_last_layer(
-    name: str, axis: str, ways: tuple[str, str], label: str
+    name: str, axis: str, ways: tuple[str, ...], label: str
 ) -> None:
     def share(kind: str, way: str, layer: int, label: str, mean: float | None) -> dict[str, Any]:
         place = {"what": "explained", "attention": kind, axis: way, "layer": layer, "label": label}
@@ -353,7 +355,9 @@ def test_what_explains_more_of_the_last_layer(
     other = [row | {"label": "value" if row["label"] == label else label} for row in rows]
     assert judge(other).outcome == "not reproduced"
     missing = [row | {"mean": None} if row["layer"] else row for row in rows[:4]] + rows[4:]
-    assert "1 of 6 comparisons not measured" in judge(missing).evidence
+    assert f"1 of {3 * len(ways)} comparisons not measured" in judge(missing).evidence
+    decoys = [row | {"what": "decoding", "layer": 2, "mean": 0.0, "measures": {}} for row in rows]
+    assert judge([*decoys, *rows]) == judge(rows)
 
 
 def test_the_numbers_of_the_paper_are_told_beside_ours_if_it_has_both() -> None:

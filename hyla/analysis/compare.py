@@ -72,8 +72,8 @@ def explained(codes: Codes, label: str) -> Array:
 
     That between the mean codes of its classes, over all heads, corrected for the number of classes
     (as adjusted R2 is): 1 if codes of a class are the same, about 0 if the label says nothing. NaN
-    for codes that do not vary and for classes of one instance. Real numbers are cut into 32
-    classes of equal size.
+    for codes that do not vary, for one class and for classes of one instance. More than 32 real
+    numbers are cut into as many parts.
 
     >>> rule = np.array([0, 0, 1, 1])
     >>> codes = Codes(np.array([[[0, 0], [0, 1], [8, 0], [8, 1]]]), (0,), {"rule": rule})
@@ -84,18 +84,23 @@ def explained(codes: Codes, label: str) -> Array:
     if values.ndim != 1:
         raise bad_value("label", f"{label!r} with several values", "one with one value")
     if values.dtype.kind == "f":
-        cuts = np.quantile(values, np.linspace(0, 1, PARTS + 1)[1:-1])
-        values = np.searchsorted(cuts, values)
+        if not np.isfinite(values).all():
+            raise bad_value("label", f"{label!r} with NaN or infinity", "finite numbers")
+        if len(np.unique(values)) > PARTS:
+            values = np.searchsorted(
+                np.quantile(values, np.linspace(0, 1, PARTS + 1)[1:-1]), values
+            )
     _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    inside, free = codes.instances - len(counts), codes.instances - 1
+    inside, between = codes.instances - len(counts), len(counts) - 1
     found = np.full(len(codes.layers), np.nan)
+    if min(inside, between) < 1:
+        return found
     for i, layer in enumerate(codes.codes.astype(np.float64)):
-        centred = layer - layer.mean(axis=0)
-        total = (centred**2).sum()
-        if inside == 0 or np.ptp(layer, axis=0).max() <= CONSTANT * np.abs(layer).max():
-            continue
-        sums = np.zeros((len(counts), layer.shape[1]))
-        np.add.at(sums, classes, centred)
-        between = (sums**2 / counts[:, None]).sum()
-        found[i] = 1 - (total - between) / inside / (total / free)
+        if np.ptp(layer, axis=0).max() > CONSTANT * np.abs(layer).max():
+            centred = layer - layer.mean(axis=0)
+            sums = np.zeros((len(counts), layer.shape[1]))
+            np.add.at(sums, classes, centred)
+            total = (centred**2).sum()
+            rest = total - (sums**2 / counts[:, None]).sum()
+            found[i] = 1 - rest / inside * (inside + between) / total
     return found

@@ -28,9 +28,9 @@ from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig, load_run
 
 PICTURES = ("png", "svg")
-# What is decoded, what may explain the codes and what colours a figure, by task.
+# What is decoded and what colours a figure, by task; what may explain the codes.
 DECODED = {"sraven": "rule", "fuzzy_logic": "terms"}
-EXPLAINING = {"sraven": ("rule", "target"), "fuzzy_logic": ("function", "target")}
+EXPLAINING = ("rule", "function", "target")
 COLOURS = {
     "sraven": ("rule", "prediction"),
     "fuzzy_logic": ("target", "function", "term 1", "term 2"),
@@ -78,7 +78,7 @@ def analyse(
     get: Any = partial(collect, model, config.task, seed=config.members[member].seed, **options)
     held_out = get("held_out")
     decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
-    shares = {name: explained(held_out, name) for name in EXPLAINING[config.task_name]}
+    shares = {n: explained(held_out, n) for n in EXPLAINING if n in held_out.labels}
     means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
     if output is not None:
         with new_file(output, overwrite=overwrite) as handle:

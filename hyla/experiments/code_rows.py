@@ -29,7 +29,6 @@ from hyla.analysis import (
     mean_codes,
     sample,
 )
-from hyla.analysis.codes import Array
 from hyla.experiments.declare import Point, Row
 from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
 from hyla.model import build
@@ -73,7 +72,7 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     rows: list[Row] = []
     for way in KEYS if is_sraven else FIXED:
         rows += _decoding(chosen, ["rule", "target"] if is_sraven else ["terms"], scale, way)
-        if way != {"fixed": "query"}:
+        if way != FIXED[1]:
             rows += _maps(chosen[0], MAPPED[scale], way)
         if is_sraven:
             rows += _rules(chosen, DECODED[scale], way)
@@ -81,7 +80,7 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
 
 
 def analysed_by_layer(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
-    """Of SRAVEN what is decoded in each layer, and maps of the last token with itself."""
+    """Of SRAVEN what is decoded and explained in each layer; maps of the last token with itself."""
     chosen = _chosen(runs)
     if not chosen:
         return []
@@ -101,22 +100,28 @@ def _placed(point: Point, chosen: Sequence[Trained], rows: Sequence[Row]) -> lis
 def _decoding(
     members: Sequence[Trained], labels: Sequence[str], scale: str, way: Way
 ) -> Iterator[Row]:
-    """Fitted to tasks of training, measured on held-out ones, in every layer."""
+    """Fitted to tasks of training, measured on held-out ones, in every layer, and `_explained`."""
     found: dict[str, list[Decoding]] = {label: [] for label in labels}
-    shares: list[dict[str, Array]] = []
+    held_out = []
     for member in members:
         train, test = (_codes(member, s, DECODED[scale], **way) for s in ("train", "held_out"))
         for label, those in found.items():
             those.append(decode(train, test, label, shuffles=SHUFFLES[scale]))
-        shares.append(
-            {label: explained(test, label) for label in EXPLAINING if label in test.labels}
-        )
+        held_out.append(test)
     for label, those in found.items():
         yield from _decoded(those, *LABELS[label], way)
-    for label in shares[0]:
-        for i, layer in enumerate(test.layers):
-            share = _percent([float(one[label][i]) for one in shares])
-            place = {"what": "explained", **way, "layer": layer, "label": EXPLAINING[label]}
+    yield from _explained(held_out, way)
+
+
+def _explained(codes: Sequence[Codes], way: Way) -> Iterator[Row]:
+    """How much each label explains of the codes of every layer, over seeds."""
+    for label, name in EXPLAINING.items():
+        if label not in codes[0].labels:
+            continue
+        shares = np.stack([explained(one, label) for one in codes])
+        for layer, by_seed in zip(codes[0].layers, shares.T.tolist(), strict=True):
+            share = _percent(by_seed)
+            place = {"what": "explained", **way, "layer": layer, "label": name}
             yield {**place, **share, "measures": {EXPLAINED: share}}
 
 
