@@ -326,8 +326,10 @@ class Signalling(Recorder):
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 def test_a_request_to_end_during_the_last_save(tmp_path: Path, numbers: list[int]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded, also under nohup
     with pytest.raises(KeyboardInterrupt if signal.SIGINT in numbers else SystemExit):
         run(evaluated_run(), tmp_path, watchers=[Signalling("saving", *numbers)])
+    signal.signal(signal.SIGHUP, before)
     assert load(paths(tmp_path / "checkpoints")[0]).step == 29
     assert not (tmp_path / "summary.json").exists()
 
