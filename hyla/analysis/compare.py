@@ -7,7 +7,7 @@ import numpy as np
 from hyla.analysis.codes import CONSTANT, Array, Codes
 from hyla.errors import bad_value
 
-PARTS = 32  # of equal size, into which real numbers are cut
+PARTS = 32  # of equally many instances, into which real numbers are cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +87,8 @@ def explained(codes: Codes, label: str) -> Array:
         if not np.isfinite(values).all():
             raise bad_value("label", f"{label!r} with NaN or infinity", "finite numbers")
         if len(np.unique(values)) > PARTS:
-            values = np.searchsorted(
-                np.quantile(values, np.linspace(0, 1, PARTS + 1)[1:-1]), values
-            )
+            cuts = np.quantile(values, np.linspace(0, 1, PARTS + 1)[1:-1])
+            values = np.searchsorted(cuts, values)
     _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
     inside, between = codes.instances - len(counts), len(counts) - 1
     found = np.full(len(codes.layers), np.nan)

@@ -45,13 +45,12 @@ def decodable(*ways: Way) -> Judge:
 
     def judge(rows: Sequence[Row]) -> Verdict:
         pairs: list[tuple[Row | None, Row | None, str]] = []
-        for attention in ATTENTIONS:
+        for model in SHALLOW:
             for way in ways:
-                place = {"what": "decoding", "attention": attention, **way, "label": "all"}
-                last = _last(rows, place)
+                last = _last(rows, {"what": "decoding", **model, **way, "label": "all"})
                 # The control as a row of its own, under the same name.
                 control = last and {"measures": {F1: last["measures"][CONTROL]}}
-                pairs.append((last, control, f"{attention}, {_told(way)}"))
+                pairs.append((last, control, f"{in_words(model)}, {_told(way)}"))
         there = [row for row, _, _ in pairs if row is not None]
         well = sum(row["mean"] >= DECODED_F1 for row in there)
         told = f"{well} of {len(there)} have an F1 of {DECODED_F1:.0f} or more in the last layer"

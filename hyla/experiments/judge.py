@@ -143,6 +143,6 @@ def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
 
 
 def in_words(place: Axes) -> str:
-    """Values of axes."""
+    """Where rows stand, as it is said in evidence."""
     words = {"attention": "{}", "millions": "{} M instances"}
     return ", ".join(words.get(axis, axis + " {}").format(value) for axis, value in place.items())

@@ -213,9 +213,10 @@ def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn
         wide = not figure.facet or len(order) * len(traces) > MOST_NARROW
         drawn.panels.append(Panel(title, traces, layout, 320, wide=wide))
     if figure.colour and figure.colour != figure.x:
-        names = [places([figure.colour], {figure.colour: value}) for value in colours]
-        looks = [style(value, colours)["colour"] for value in colours]
-        drawn.legend = list(map(Key, names, looks))
+        drawn.legend = [
+            Key(places([figure.colour], {figure.colour: value}), style(value, colours)["colour"])
+            for value in colours
+        ]
     if control:
         drawn.note = "Pale, hatched bars: the same with shuffled labels, the control."
     names = [figure.y, figure.y + CONTROL] if control else [figure.y]
