@@ -87,6 +87,18 @@ def test_unknown_terms_must_be_unsolved_everywhere() -> None:
         assert "104 of 105 models (35 of 36 points)" in judge(rows).evidence
 
 
+def test_trainings_that_were_not_chosen_are_told_of_but_not_judged() -> None:
+    judge = claim("fuzzy", "unknown terms")
+    rows = [unknown(i, -5.0, 99.0) for i in range(36)]
+    setting = {"learning_rate": 3e-3, "weight_decay": 0.1}
+    rows[5]["grid"] = [setting, setting | {"unknown terms": [94.9, None, 97.26, 95.0]}]
+    assert judge(rows).outcome == "reproduced"
+    told = "of all 3 trainings whose number was kept, chosen or not, 2 have 95 or more, the most "
+    assert (
+        told + "97.3 (hyla, 16 examples, 70 % held out, learning rate 0.003" in judge(rows).evidence
+    )
+
+
 KINDS = ("softmax", "linear", "hyla")
 
 
@@ -174,6 +186,15 @@ def test_a_comparison_that_is_missing_leaves_a_claim_open() -> None:
     assert told == "1 of 1 hold (1 of 2 comparisons not measured)"
     assert all_above([(row(0.0, 1.0), row(9.0, 1.0), "a"), missing]).outcome == "open"
     assert all_above([missing]).outcome == "not measured"
+
+
+def test_of_many_comparisons_the_least_and_the_largest_difference_are_told_first() -> None:
+    pairs = [(row(mean, 3.0), row(1.0, 4.0), f"label {mean}") for mean in (7.0, -2.0, 21.0, 4.0)]
+    assert "differences" not in all_above(pairs).evidence
+    verdict = all_above([*pairs, (row(5.0, 3.0), row(1.0, 4.0), "e")])
+    told, _, each = verdict.evidence.partition(": ")
+    assert told == "1 of 5 hold, differences of -3.0 ± 5.0 to 20.0 ± 5.0"
+    assert each.count(" against ") == 5
 
 
 def test_seeds_that_diverged_are_told() -> None:

@@ -9,7 +9,7 @@ import pytest
 from test_report_rows import RULES, rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.judge import find
+from hyla.experiments.judge import FEW, find
 from hyla.experiments.results import read_rows
 from hyla.report import load, render
 from hyla.report.beyond import ABOUT, beyond
@@ -87,6 +87,26 @@ def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path
             assert missing == (told if experiment.name != "ablation" else [])
             command = f"`hyla reproduce {experiment.name} --scale paper`."
             assert all(line.endswith(command) for line in missing)
+
+
+def test_many_comparisons_are_folded_and_none_is_lost(tmp_path: Path) -> None:
+    rows = [row | {"scale": "paper"} for row in rows_of(EXPERIMENTS["ablation"])]
+    (tmp_path / "ablation.json").write_text(json.dumps(rows))
+    found = load(tmp_path, tmp_path / "runs")
+    lines, _, folded = results_block(found).partition("<details>")
+    (ablation,) = (one for one in found if one.experiment.name == "ablation")
+    many = 0
+    for claim, verdict in ablation.verdicts:
+        told, _, each = verdict.evidence.partition(": ")
+        (line,) = (x for x in lines.splitlines() if claim.text in x)
+        if each.count("; ") + 1 > FEW:
+            many += 1
+            assert line.endswith(f"{told}.")
+            assert f"- {claim.text}, table 1: {each}." in folded.splitlines()
+        else:
+            assert line.endswith(f"{verdict.evidence}.")
+            assert claim.text not in folded
+    assert many == 1  # the mixture of experts
 
 
 def test_what_is_not_measured_has_the_command_of_the_papers_scale(tmp_path: Path) -> None:

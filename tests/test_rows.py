@@ -100,6 +100,18 @@ def test_each_measure_is_of_its_split() -> None:
     assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
 
 
+def test_the_grid_tells_what_each_training_explains_of_unknown_terms() -> None:
+    run = finished(member(0, 1e-3, 0.2, 0.5), member(1, 1e-3, None, 0.5), member(0, 3e-3, 0.9, 0.9))
+    point = Point({}, run.config)
+    assert all("unknown terms" not in one for one in measured(point, [run], "smoke")[0]["grid"])
+    run = replace(run, config=replace(run.config, splits=(*run.config.splits, "unknown")))
+    for one, value in zip(run.summary["members"], (0.25, None, 0.75), strict=True):
+        if one["evaluation"]:
+            one["evaluation"]["unknown"] = {"r2": value, "loss": 1.0}
+    (row,) = measured(point, [run], "smoke")
+    assert [one["unknown terms"] for one in row["grid"]] == [[25.0, None], [75.0]]
+
+
 def test_the_papers_choice_has_all_seeds() -> None:
     run = finished(
         member(0, 1e-3, 0.2, 0.5), member(1, 1e-3, 0.2, 0.7), member(0, 3e-3, 0.9, 0.9)

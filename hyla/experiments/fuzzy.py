@@ -34,7 +34,7 @@ from hyla.train.config import fuzzy_logic_run
 
 EXAMPLES, HELD_OUT_FRACTIONS = (16, 32, 64, 96), (0.3, 0.5, 0.7)
 LEAST, MOST = HELD_OUT_FRACTIONS[0], HELD_OUT_FRACTIONS[-1]
-SOLVED = 95.0  # percent of the variance of held-out functions
+SOLVED = 95.0  # percent of the variance of functions
 
 
 def points() -> list[Point]:
@@ -155,7 +155,8 @@ def _spread(rows: Sequence[Row | None], name: str) -> Row | None:
 def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
     """Every single model explains less than half of what it explains in distribution.
 
-    One that has diverged explains nothing, and is not counted.
+    One that has diverged explains nothing, and is not counted. Those that were not chosen are told
+    of, but not judged.
     """
     found = [(row, _unknown_and_known(row)) for row in rows]
     there = [(row, models) for row, models in found if models is not None]
@@ -169,11 +170,33 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
         f"{sum(unsolved)} of {len(models)} models ({len(there)} of {len(points())} points) have an "
         f"R2 of less than half of that in distribution: the most is {unknown:.1f}, in distribution "
         f"{known:.1f} ({where}, where the mean over seeds is {shown(row, UNKNOWN)})"
+        f"{_all_trainings(rows)}"
     )
     judged = outcome(unsolved, unsolved)
     if len(there) < len(points()):
         judged = so_far(judged)
     return Verdict(judged, evidence)
+
+
+def _all_trainings(rows: Sequence[Row]) -> str:
+    """The most that a training of any setting explains of unknown terms, chosen or not."""
+    found = [
+        (value, row, setting)
+        for row in rows
+        for setting in row.get("grid", ())
+        for value in setting.get(UNKNOWN, ())
+        if value is not None
+    ]
+    if not found:
+        return ""
+    most, row, setting = max(found, key=lambda one: one[0])
+    return (
+        f"; of all {len(found)} trainings whose number was kept, chosen or not, "
+        f"{sum(value >= SOLVED for value, _, _ in found)} have {SOLVED:.0f} or more, the most "
+        f"{most:.1f} "
+        f"({row['attention']}, {_setting(row)}, learning rate {setting['learning_rate']}, "
+        f"weight decay {setting['weight_decay']})"
+    )
 
 
 def _unknown_and_known(row: Row) -> list[tuple[float, float]] | None:

@@ -11,6 +11,7 @@ REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
+FEW = 4  # comparisons, of which each is told at once
 TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
@@ -68,6 +69,10 @@ def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
     return {"measures": {HELD_OUT: values}, "search": given}
 
 
+def _mean(row: Row) -> float:
+    return row["measures"][HELD_OUT]["mean"]
+
+
 def in_errors(gap: float, *errors: float) -> float:
     """How many standard errors a difference of means is, from the errors of the means."""
     spread = math.hypot(*errors)
@@ -116,6 +121,9 @@ def all_above(
     if any(map(is_given, (row for a, b, _ in there for row in (a, b)))):
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
+    if len(there) > FEW:
+        apart = sorted((gap_row(a, b, name) for a, b, _ in there), key=_mean)
+        told += f", differences of {shown(apart[0])} to {shown(apart[-1])}"
     return Verdict(judged, f"{told}: {evidence}")
 
 

@@ -281,10 +281,12 @@ def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
     for group in by_settings(members).values():
         losses = [m.validation_loss for m in group if m.seed in shared]
         held_out = spread([m.measure(HELD_OUT) for m in group])
+        has_unknown = "unknown" in group[0].run.config.splits
         yield hyperparameters(group[0]) | {
             "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,
             "held_out": held_out["mean"],
             "per_seed": held_out["per_seed"],
+            **({UNKNOWN: [m.measure(UNKNOWN) for m in group]} if has_unknown else {}),
             "seeds": len(group),
         }
 

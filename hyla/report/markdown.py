@@ -6,7 +6,7 @@ from pathlib import Path
 from hyla.errors import bad_value
 from hyla.experiments.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
 from hyla.experiments.declare import Row
-from hyla.experiments.judge import NOT_MEASURED, find
+from hyla.experiments.judge import FEW, NOT_MEASURED, find
 from hyla.experiments.runner import Options
 from hyla.files import new_file
 from hyla.report.beyond import ABOUT, beyond
@@ -71,16 +71,23 @@ def _beyond(rows: Sequence[Row]) -> list[str]:
 
 
 def _claims(found: Sequence[Found]) -> list[str]:
-    """A line for each claim that is judged at the paper's scale, then for those that are not."""
-    judged, left = [], []
+    """A line for each claim that is judged at the paper's scale, then for those that are not.
+
+    Where a claim has many comparisons, its line has how they come out, and all follow folded.
+    """
+    judged, left, folded = [], [], []
     for one in found:
         if "paper" not in one.experiment.scales:
             continue
         where, missing = one.experiment.where, []
         for claim, verdict in one.verdicts:
             if one.scale == "paper" and verdict.outcome != NOT_MEASURED.outcome:
-                told = f"{claim.text} ({where}). {verdict.evidence}"
-                judged.append(f"- {verdict.outcome.capitalize()}: {told}.")
+                told, _, each = verdict.evidence.partition(": ")
+                if each.count("; ") < FEW:
+                    told = verdict.evidence
+                else:
+                    folded.append(f"- {claim.text}, {where}: {each}.")
+                judged.append(f"- {verdict.outcome.capitalize()}: {claim.text} ({where}). {told}.")
             else:
                 missing.append(claim.text)
         if missing:
@@ -89,4 +96,7 @@ def _claims(found: Sequence[Found]) -> list[str]:
                 commands = one.commands_left()
             told = ": " * bool(commands) + ", ".join(f"`{text}`" for text in commands)
             left.append(f"- Not measured: {'; '.join(missing)} ({where}){told}.")
-    return judged + left
+    if folded:
+        title = f"Each comparison of the claims that have more than {FEW}"
+        folded = ["", f"<details><summary>{title}</summary>", "", *folded, "", "</details>"]
+    return judged + left + folded
