@@ -157,8 +157,11 @@ def test_every_experiment_has_points_with_its_axes_at_every_scale() -> None:
 def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
     options = Options(scale="smoke", runs=tmp_path / "runs", results=tmp_path / "results")
-    rows = run_experiment(experiment, options)
+    said: list[str] = []
+    rows = run_experiment(experiment, options, say=said.append)
     points = chosen_points(experiment, options)
+    told = sum(text.startswith("decoding the codes of model ") for text in said)
+    assert told == (4 * len(points) if experiment.keep else 0)  # of two models, each in two ways
     file = results_file(name, "smoke", options.results, options.runs)
     assert read_rows(file) == without_nan(rows)
     found = status(experiment, options)

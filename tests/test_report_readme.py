@@ -1,6 +1,7 @@
 """The README's part of the results."""
 
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ import pytest
 from test_report_rows import RULES, rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.judge import FEW, find
+from hyla.experiments.declare import Claim, Verdict
+from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.experiments.results import read_rows
 from hyla.report import load, render
 from hyla.report.beyond import ABOUT, beyond
+from hyla.report.found import Found
 from hyla.report.markdown import BEGIN, END, results_block, update
+from hyla.report.summary import MEANING
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,24 +93,26 @@ def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path
             assert all(line.endswith(command) for line in missing)
 
 
-def test_many_comparisons_are_folded_and_none_is_lost(tmp_path: Path) -> None:
-    rows = [row | {"scale": "paper"} for row in rows_of(EXPERIMENTS["ablation"])]
-    (tmp_path / "ablation.json").write_text(json.dumps(rows))
-    found = load(tmp_path, tmp_path / "runs")
-    lines, _, folded = results_block(found).partition("<details>")
-    (ablation,) = (one for one in found if one.experiment.name == "ablation")
-    many = 0
-    for claim, verdict in ablation.verdicts:
-        told, _, each = verdict.evidence.partition(": ")
-        (line,) = (x for x in lines.splitlines() if claim.text in x)
-        if each.count("; ") + 1 > FEW:
-            many += 1
-            assert line.endswith(f"{told}.")
-            assert f"- {claim.text}, table 1: {each}." in folded.splitlines()
-        else:
-            assert line.endswith(f"{verdict.evidence}.")
-            assert claim.text not in folded
-    assert many == 1  # the mixture of experts
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_many_comparisons_are_folded_and_none_is_lost(count: int) -> None:
+    each = tuple(f"label {i}; with: marks: {i}.0 against 0.0" for i in range(count))
+    verdict = Verdict("in part", "R2 lost, some hold (an aside; another)", each)
+    claim = Claim("A claim", lambda rows: verdict)
+    experiment = replace(EXPERIMENTS["fuzzy"], where="figure 0")
+    found = Found(experiment, "paper", rows_of(experiment), verdicts=[(claim, verdict)])
+    missing = Found(EXPERIMENTS["heads"], verdicts=[(claim, NOT_MEASURED)])
+    lines = results_block([found, missing]).splitlines()
+    lines = lines[lines.index(MEANING) + 2 :]
+    first, whole = "- In part: A claim (figure 0). ", f"{verdict.summary}: {'; '.join(each)}."
+    assert lines[1].startswith("- Not measured: A claim (figure 5C)")
+    if count <= 4:
+        assert lines[0] == first + whole
+        assert len(lines) == 2
+    else:
+        assert lines[0] == f"{first}{verdict.summary}."
+        title = "Each comparison of the claims that have more than 4"
+        opening, closing = f"<details><summary>{title}</summary>", "</details>"
+        assert lines[2:] == ["", opening, "", f"- A claim, figure 0. {whole}", "", closing]
 
 
 def test_what_is_not_measured_has_the_command_of_the_papers_scale(tmp_path: Path) -> None:

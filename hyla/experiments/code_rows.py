@@ -10,7 +10,7 @@ paper, and with the query fixed. SRAVEN: with the `keys` "self", the last token 
 as in the paper's text, and "row", which adds the two panels before it, as in the authors' code.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -45,6 +45,7 @@ MAPPED = {"paper": 800, "small": 500, "demo": 500, "smoke": 40}
 SHUFFLES = {"paper": 10, "small": 10, "demo": 10, "smoke": 1}  # that the control is a mean of
 SAMPLES = 32
 LOOKED_THROUGH = 65_536  # instances at a time
+Say = Callable[[str], None]
 Way = dict[str, str]  # an axis of the rows, which is an option of `collect_run` too
 FIXED: tuple[Way, ...] = ({"fixed": "context"}, {"fixed": "query"})
 KEYS: tuple[Way, ...] = ({"keys": "self"}, {"keys": "row"})
@@ -59,11 +60,15 @@ LABELS = {
 EXPLAINING = {"rule": "rule", "function": "function", "target": "value"}  # labels, in words
 
 
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
 def _codes(member: Trained, split: str, instances: int | Tensor, **options: Any) -> Codes:
     return collect_run(member.run.path, member.number, split, instances, **options)
 
 
-def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+def analysed(point: Point, runs: Sequence[FinishedRun], scale: str, say: Say = silent) -> list[Row]:
     """All rows of one kind of attention: decoding over seeds, the rest of the first seed."""
     chosen = _chosen(runs)
     if not chosen:
@@ -71,7 +76,7 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     is_sraven = isinstance(runs[0].config.task, SravenConfig)
     rows: list[Row] = []
     for way in KEYS if is_sraven else FIXED:
-        rows += _decoding(chosen, ["rule", "target"] if is_sraven else ["terms"], scale, way)
+        rows += _decoding(chosen, ["rule", "target"] if is_sraven else ["terms"], scale, way, say)
         if way != FIXED[1]:
             rows += _maps(chosen[0], MAPPED[scale], way)
         if is_sraven:
@@ -79,12 +84,14 @@ def analysed(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
     return _placed(point, chosen, rows)
 
 
-def analysed_by_layer(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
+def analysed_by_layer(
+    point: Point, runs: Sequence[FinishedRun], scale: str, say: Say = silent
+) -> list[Row]:
     """Of SRAVEN what is decoded and explained in each layer; maps of the last token with itself."""
     chosen = _chosen(runs)
     if not chosen:
         return []
-    rows = [row for way in KEYS for row in _decoding(chosen, ["rule", "target"], scale, way)]
+    rows = [row for way in KEYS for row in _decoding(chosen, ["rule", "target"], scale, way, say)]
     return _placed(point, chosen, [*rows, *_maps(chosen[0], MAPPED[scale], KEYS[0])])
 
 
@@ -98,12 +105,14 @@ def _placed(point: Point, chosen: Sequence[Trained], rows: Sequence[Row]) -> lis
 
 
 def _decoding(
-    members: Sequence[Trained], labels: Sequence[str], scale: str, way: Way
+    members: Sequence[Trained], labels: Sequence[str], scale: str, way: Way, say: Say
 ) -> Iterator[Row]:
     """Fitted to tasks of training, measured on held-out ones, in every layer, and `_explained`."""
     found: dict[str, list[Decoding]] = {label: [] for label in labels}
     held_out = []
-    for member in members:
+    for number, member in enumerate(members, start=1):
+        words = ", ".join(f"{axis} {value}" for axis, value in way.items())
+        say(f"decoding the codes of model {number}/{len(members)}, {words}")
         train, test = (_codes(member, s, DECODED[scale], **way) for s in ("train", "held_out"))
         for label, those in found.items():
             those.append(decode(train, test, label, shuffles=SHUFFLES[scale]))

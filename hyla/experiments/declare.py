@@ -61,11 +61,19 @@ class Verdict:
     """Whether a claim of the paper holds here.
 
     outcome: "reproduced", "in part", "not reproduced", "open", "not measured".
-    evidence: the numbers, in one line.
+    summary: the numbers, or how the comparisons come out. comparisons: each in words.
     """
 
     outcome: str
-    evidence: str
+    summary: str
+    comparisons: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> str:
+        """All of it, in one line."""
+        return ": ".join(
+            [self.summary, *(["; ".join(self.comparisons)] if self.comparisons else [])]
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Experiment:
     """A table or figure of the paper, declared.
 
     points: the populations to be trained, at the paper's scale.
-    make: rows from a point, its finished runs and the scale (`measured`, or an analysis).
+    make: rows from a point, its finished runs and the scale (`measured`, or an analysis: if
+        its models are kept, `say` tells how far it has come).
     axes: those that tell the rows apart; a new row replaces the old one with the same.
     scales: those at which it can be run, the one it is meant for first.
     needs: packages that its rows need: missing ones are told before anything is trained.

@@ -34,7 +34,7 @@ from hyla.train.config import fuzzy_logic_run
 
 EXAMPLES, HELD_OUT_FRACTIONS = (16, 32, 64, 96), (0.3, 0.5, 0.7)
 LEAST, MOST = HELD_OUT_FRACTIONS[0], HELD_OUT_FRACTIONS[-1]
-SOLVED = 95.0  # percent of the variance of functions
+SOLVED = 95.0  # R2 in percent, from which on functions are learned
 
 
 def points() -> list[Point]:
@@ -170,7 +170,7 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
         f"{sum(unsolved)} of {len(models)} models ({len(there)} of {len(points())} points) have an "
         f"R2 of less than half of that in distribution: the most is {unknown:.1f}, in distribution "
         f"{known:.1f} ({where}, where the mean over seeds is {shown(row, UNKNOWN)})"
-        f"{_all_trainings(rows)}"
+        f"{_of_all_trainings(rows)}"
     )
     judged = outcome(unsolved, unsolved)
     if len(there) < len(points()):
@@ -178,8 +178,8 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
     return Verdict(judged, evidence)
 
 
-def _all_trainings(rows: Sequence[Row]) -> str:
-    """The most that a training of any setting explains of unknown terms, chosen or not."""
+def _of_all_trainings(rows: Sequence[Row]) -> str:
+    """What to say of the most that any training explains of unknown terms, chosen or not."""
     found = [
         (value, row, setting)
         for row in rows
@@ -191,11 +191,10 @@ def _all_trainings(rows: Sequence[Row]) -> str:
         return ""
     most, row, setting = max(found, key=lambda one: one[0])
     return (
-        f"; of all {len(found)} trainings whose number was kept, chosen or not, "
-        f"{sum(value >= SOLVED for value, _, _ in found)} have {SOLVED:.0f} or more, the most "
-        f"{most:.1f} "
-        f"({row['attention']}, {_setting(row)}, learning rate {setting['learning_rate']}, "
-        f"weight decay {setting['weight_decay']})"
+        f"; of {len(found)} trainings of the searches, chosen or not, "
+        f"{sum(value >= SOLVED for value, _, _ in found)} have an R2 of {SOLVED:.0f} or more, the "
+        f"most {most:.1f} ({row['attention']}, {_setting(row)}, learning rate "
+        f"{setting['learning_rate']}, weight decay {setting['weight_decay']})"
     )
 
 

@@ -11,7 +11,7 @@ REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
-FEW = 4  # comparisons, of which each is told at once
+FEW = 4  # comparisons can be read one by one; of more, the range of differences is told first
 TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
@@ -69,10 +69,6 @@ def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
     return {"measures": {HELD_OUT: values}, "search": given}
 
 
-def _mean(row: Row) -> float:
-    return row["measures"][HELD_OUT]["mean"]
-
-
 def in_errors(gap: float, *errors: float) -> float:
     """How many standard errors a difference of means is, from the errors of the means."""
     spread = math.hypot(*errors)
@@ -106,7 +102,7 @@ def all_above(
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in there]
     holds = [errors > ERRORS for _, errors in gaps]
-    evidence = "; ".join(
+    comparisons = tuple(
         f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}"
         + ", holds" * held
         for (a, b, label), held in zip(there, holds, strict=True)
@@ -122,9 +118,13 @@ def all_above(
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
     if len(there) > FEW:
-        apart = sorted((gap_row(a, b, name) for a, b, _ in there), key=_mean)
-        told += f", differences of {shown(apart[0])} to {shown(apart[-1])}"
-    return Verdict(judged, f"{told}: {evidence}")
+        each = [
+            (gap, shown(gap_row(a, b, name)))
+            for (gap, _), (a, b, _) in zip(gaps, there, strict=True)
+        ]
+        (_, least), (_, most) = min(each), max(each)
+        told += f", differences of {least} to {most}"
+    return Verdict(judged, told, comparisons)
 
 
 def _in_paper(one: Row, other: Row, name: str) -> str:

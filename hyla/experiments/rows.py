@@ -281,14 +281,15 @@ def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
     for group in by_settings(members).values():
         losses = [m.validation_loss for m in group if m.seed in shared]
         held_out = spread([m.measure(HELD_OUT) for m in group])
-        has_unknown = "unknown" in group[0].run.config.splits
-        yield hyperparameters(group[0]) | {
+        setting = hyperparameters(group[0]) | {
             "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,
             "held_out": held_out["mean"],
             "per_seed": held_out["per_seed"],
-            **({UNKNOWN: [m.measure(UNKNOWN) for m in group]} if has_unknown else {}),
             "seeds": len(group),
         }
+        if SPLIT_OF[UNKNOWN] in group[0].run.config.splits:
+            setting[UNKNOWN] = [m.measure(UNKNOWN) for m in group]
+        yield setting
 
 
 def _by_rule(members: Sequence[Trained], name: str) -> dict[str, dict[str, Any]]:

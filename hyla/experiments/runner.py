@@ -210,8 +210,8 @@ def run_experiment(
         runs = runs or trained(point, here, watcher, say)
         if experiment.keep:  # an analysis of what is trained
             say(f"{place}: analysing the trained models, minutes on a CPU at the paper's scale")
-        start = time.perf_counter()
-        made = experiment.make(point, runs, options.scale)
+        start, telling = time.perf_counter(), {"say": say} if experiment.keep else {}
+        made = experiment.make(point, runs, options.scale, **telling)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale} | ({"search": here.search} if runs else {})
         only = point.axes if setting_of(here.search) else None  # other points may have another

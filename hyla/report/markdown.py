@@ -82,11 +82,10 @@ def _claims(found: Sequence[Found]) -> list[str]:
         where, missing = one.experiment.where, []
         for claim, verdict in one.verdicts:
             if one.scale == "paper" and verdict.outcome != NOT_MEASURED.outcome:
-                told, _, each = verdict.evidence.partition(": ")
-                if each.count("; ") < FEW:
-                    told = verdict.evidence
-                else:
-                    folded.append(f"- {claim.text}, {where}: {each}.")
+                told = verdict.evidence
+                if len(verdict.comparisons) > FEW:
+                    folded.append(f"- {claim.text}, {where}. {verdict.evidence}.")
+                    told = verdict.summary
                 judged.append(f"- {verdict.outcome.capitalize()}: {claim.text} ({where}). {told}.")
             else:
                 missing.append(claim.text)
