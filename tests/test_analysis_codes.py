@@ -24,7 +24,7 @@ from hyla.analysis import (
     decode,
     load_codes,
 )
-from hyla.experiments.code_rows import _decoding, _with_each_rule
+from hyla.experiments.code_rows import _decoding, _with_each_rule, silent
 from hyla.experiments.rows import Trained
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, split_combinations
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
@@ -84,7 +84,7 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
     monkeypatch.setattr("hyla.experiments.code_rows._codes", planted)
     monkeypatch.setattr("hyla.experiments.code_rows.decode", checked)
     members = cast(list[Trained], [SimpleNamespace(seed=seed) for seed in (0, 1)])
-    rows = list(_decoding(members, ["rule", "target"], "smoke", {"keys": "self"}))
+    rows = list(_decoding(members, ["rule", "target"], "smoke", {"keys": "self"}, silent))
     f1 = {(row["what"], row["layer"], row["label"]): row["mean"] for row in rows}
     assert {label for what, _, label in f1 if what == "decoding"} == {"all", "a", "b", "c"}
     assert {label for what, _, label in f1 if what == "answers"} == {
