@@ -110,8 +110,8 @@ def _decoding(
     """Fitted to tasks of training, measured on held-out ones, in every layer, and `_explained`."""
     found: dict[str, list[Decoding]] = {label: [] for label in labels}
     held_out = []
+    words = ", ".join(f"{axis} {value}" for axis, value in way.items())
     for number, member in enumerate(members, start=1):
-        words = ", ".join(f"{axis} {value}" for axis, value in way.items())
         say(f"decoding the codes of model {number}/{len(members)}, {words}")
         train, test = (_codes(member, s, DECODED[scale], **way) for s in ("train", "held_out"))
         for label, those in found.items():

@@ -71,9 +71,8 @@ class Verdict:
     @property
     def evidence(self) -> str:
         """All of it, in one line."""
-        return ": ".join(
-            [self.summary, *(["; ".join(self.comparisons)] if self.comparisons else [])]
-        )
+        each = "; ".join(self.comparisons)
+        return f"{self.summary}: {each}" if each else self.summary
 
 
 @dataclass(frozen=True)

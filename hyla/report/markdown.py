@@ -96,6 +96,6 @@ def _claims(found: Sequence[Found]) -> list[str]:
             told = ": " * bool(commands) + ", ".join(f"`{text}`" for text in commands)
             left.append(f"- Not measured: {'; '.join(missing)} ({where}){told}.")
     if folded:
-        title = f"Each comparison of the claims that have more than {FEW}"
-        folded = ["", f"<details><summary>{title}</summary>", "", *folded, "", "</details>"]
+        heading = f"Each comparison of the claims that have more than {FEW}"
+        folded = ["", f"<details><summary>{heading}</summary>", "", *folded, "", "</details>"]
     return judged + left + folded
