@@ -1,5 +1,6 @@
 """What the tests share: float64 inputs of prime sizes, and the options for slow and GPU tests."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
     from commands import Hyla
 
 torch.set_num_threads(1)
+# In the background of a script these are ignored, and processes started here would ignore them too.
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -165,11 +165,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, extension: s
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
     command = [sys.executable, "-c", START + RUN.format(10**7), str(tmp_path / "a.jsonl")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not list(tmp_path.iterdir()):
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while process.poll() is None and not list(tmp_path.iterdir()):
+                time.sleep(0.01)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == code
     assert "Traceback" not in errors
     assert not list(tmp_path.iterdir())

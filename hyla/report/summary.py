@@ -48,7 +48,8 @@ rules can be read off the codes.
 
 MEANING = (
     "Reproduced: all comparisons of a claim hold by more than two standard errors (codes are "
-    "decoded: an F1 of 50 or more; fuzzy logic is solved: a mean R2 of 95 or more; unknown terms "
+    "decoded: an F1 of 50 or more, and above shuffled labels, which alone is in part; fuzzy logic "
+    "is solved: a mean R2 of 95 or more; unknown terms "
     "are not: a model explains less than half of what it explains in distribution). In part: some "
     "hold, or all by more than one standard error, or all that are measured while others are not. "
     "Open: none holds so far, and some are not measured. Not reproduced: none holds. With three "
