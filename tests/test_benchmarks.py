@@ -12,6 +12,8 @@ import pytest
 import torch
 from helpers import tiny_run
 
+from hyla.experiments import EXPERIMENTS
+from hyla.train import train
 from hyla.train.population import Population
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -132,3 +134,66 @@ def test_bad_options_are_told(
     with pytest.raises(SystemExit) as ended:
         load(script)["main"]()
     assert told in capsys.readouterr().err or told in str(ended.value)
+
+
+def keep(results: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "trainings.py"), *map(str, runs)]
+    command += ["--results", str(results)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("task", "measure"), [("sraven", "accuracy"), ("fuzzy_logic", "r2")])
+def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -> None:
+    splits = ("train", "held_out", "validation")
+    config = tiny_run(task, splits=splits, evaluate_every=10)
+    run, others = tmp_path / "a-run", [{"run": "another", "seed": 7}]
+    train(config, run, device="cpu")
+    (tmp_path / "trainings.json").write_text(json.dumps(others))
+    row = {"runs": ["a-run"], "device": "none", "versions": {}, "command": "hyla"}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    for _ in range(2):  # the second time they are replaced
+        assert "3 trainings of 1 runs, 4 in all" in keep(tmp_path, run).stdout
+    first, *kept = json.loads((tmp_path / "trainings.json").read_text())
+    assert first == others[0]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, (member, found) in enumerate(zip(config.members, kept, strict=True)):
+        assert {"seed": member.seed, "learning_rate": member.learning_rate}.items() <= found.items()
+        assert found["step"] == [10, 20, 29]
+        own = [r for r in records if r["member"] == number]
+        ends = [r[measure] for r in own if r.get("split") == "held_out"]
+        assert found["held_out"] == pytest.approx([100 * x for x in ends], abs=0.006)
+        losses = {r["step"]: r["loss"] for r in own if "split" not in r}
+        assert found["training_loss"] == pytest.approx([losses[s] for s in (10, 20, 29)], abs=1e-4)
+
+
+def test_runs_without_rows_or_unfinished_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([{"runs": ["begun"]}]))
+    for name, reason in (("unheard", "but none names it"), ("begun", "expected a finished run")):
+        found = keep(tmp_path, tmp_path / name)
+        assert (found.returncode, reason in found.stderr) == (1, True), found.stderr
+    assert not (tmp_path / "trainings.json").exists()
+
+
+def test_trainings_tell_where_they_differ_from_table_1() -> None:
+    axes = load("trainings.py")["axes"]
+    for experiment, usual in (
+        ("heads", {"heads": 16}), ("features", {"features": 4}), ("held-out", {"held_out": 0.25}),
+        ("scaling-width", {"millions": 20, "width": 1}),
+        ("scaling-depth", {"millions": 20, "depth": 4}),
+    ):  # fmt: skip
+        for point in EXPERIMENTS[experiment].points():
+            expected = {k: v for k, v in point.axes.items() if k != "attention" and v != usual[k]}
+            found = axes(point.config)
+            if "instances" in found:
+                found["millions"] = found.pop("instances") // 1_000_000
+            if "held_out_fraction" in found:
+                found["held_out"] = found.pop("held_out_fraction")
+            assert found == expected
+
+
+def test_the_largest_rise_of_a_loss_is_found() -> None:
+    largest_rise = load("trainings.py")["largest_rise"]
+    steps, losses = [1, 2, 3, 4, 5], [1.0, 9.0, 0.5, 0.75, 0.25]
+    assert largest_rise(steps, losses, 0) == {"step": 2, "from": 1.0, "to": 9.0}
+    assert largest_rise(steps, losses, 2) == {"step": 4, "from": 0.5, "to": 0.75}
+    assert largest_rise(steps, losses, 5) is None

@@ -1,0 +1,136 @@
+"""Keeps the curves of trainings: `python benchmarks/trainings.py runs/paper/RUN ...`.
+
+Adds one line for each member of each run folder to results/trainings.json, or replaces it: held-out
+accuracy or R2 and training loss at every evaluation, and what the end came to. A row of results has
+only the chosen trainings, and their mean; these are all. The run must be of a row in results/,
+whose command and device the line takes over.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hyla.experiments.ablation import FUZZY, SRAVEN, title
+from hyla.experiments.results import read_rows
+from hyla.files import new_file, to_json
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.train import RunConfig, sraven_run
+from hyla.train.runs import METRICS, SUMMARY, read_config
+
+Entry = dict[str, Any]
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def axes(config: RunConfig) -> Entry:
+    """Where a run differs from table 1; for fuzzy logic its place in the figure."""
+    task, model = config.task, config.model
+    if isinstance(task, FuzzyLogicConfig):
+        return {"examples": task.examples, "held_out_fraction": task.held_out}
+    paper = sraven_run(config.members).model
+    found = {
+        "instances": (config.steps * config.batch, 20_000_000),
+        "depth": (model.layers, paper.layers),
+        "width": (model.width // paper.width, 1),
+        "heads": (paper.heads * paper.head_size // model.head_size, paper.heads),
+        "features": (task.features, 4),
+        "held_out_fraction": (task.held_out, 0.25),
+    }
+    return {name: value for name, (value, usual) in found.items() if value != usual}
+
+
+def largest_rise(steps: list[int], losses: list[float], warmup: int) -> Entry | None:
+    """Between two records of the training loss, each a mean since the one before, after warm-up."""
+    pairs = [
+        (after - before, step, before, after)
+        for step, before, after in zip(steps[1:], losses, losses[1:], strict=False)
+        if step > warmup
+    ]
+    if not pairs:
+        return None
+    _, step, before, after = max(pairs)
+    return {"step": step, "from": round(before, 3), "to": round(after, 3)}
+
+
+def entries(run: Path, rows: Iterable[Entry]) -> list[Entry]:
+    """A line for each member of a finished run."""
+    row = next((row for row in rows if run.name in row.get("runs", ())), None)
+    if row is None:
+        raise SystemExit(f"{run}: expected the run of a row in results, but none names it")
+    if not (run / SUMMARY).is_file():
+        raise SystemExit(f"{run}: expected a finished run, got one without {SUMMARY}")
+    config = RunConfig.from_dict(read_config(run)[0])
+    summary = json.loads((run / SUMMARY).read_text())
+    records = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    provenance = {name: row[name] for name in ("device", "versions", "command")}
+    return [
+        entry(config, number, end, [r for r in records if r["member"] == number])
+        | {"run": run.name, **provenance}
+        for number, end in enumerate(summary["members"])
+    ]
+
+
+def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> Entry:
+    """Of one member: its part of the summary and its records."""
+    member, fuzzy = config.members[number], config.task_name == "fuzzy_logic"
+    measure, digits = ("r2", 6) if fuzzy else ("accuracy", 4)
+    logged = {r["step"]: r["loss"] for r in records if "split" not in r}
+    held_out = [r for r in records if r.get("split") == "held_out"]
+    found = {
+        "task": FUZZY if fuzzy else SRAVEN,
+        "row": title(config.model.attention, config.model.feed_forward),
+        **axes(config),
+        "precision": config.precision,
+        "seed": member.seed,
+        "learning_rate": member.learning_rate,
+        "weight_decay": member.weight_decay,
+        "warmup": member.warmup,
+        "step": [r["step"] for r in held_out],
+        "training_loss": [round(logged[r["step"]], digits) for r in held_out],
+        "held_out": [percent(r[measure]) for r in held_out],
+        "largest_rise": largest_rise([*logged], [*logged.values()], member.warmup),
+    }
+    evaluation = end["evaluation"]
+    if evaluation is None:
+        return found | {"diverged_at": end["diverged_at"]}
+    found["in_distribution"] = percent(evaluation["train"][measure])
+    found["validation_loss"] = round(evaluation["validation"]["loss"], digits)
+    if not fuzzy:
+        by_rule = evaluation["held_out"]["feature_accuracy_by_rule"]
+        found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
+    elif "unknown" in evaluation:
+        unknown = [r for r in records if r.get("split") == "unknown"]
+        found["unknown_terms_by_step"] = {r["step"]: percent(r["r2"]) for r in unknown}
+        last = evaluation["unknown"]
+        found["unknown_terms"] = {name: percent(last[name]) for name in ("r2", "pooled_r2")}
+    return found
+
+
+def percent(fraction: float | None) -> float | None:
+    """None for a rule that did not occur."""
+    return None if fraction is None else round(100 * fraction, 2)
+
+
+def main() -> None:
+    """Adds lines to the file, which is replaced as a whole."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    kept = options.results / "trainings.json"
+    rows = [
+        row for path in options.results.glob("*.json") if path != kept for row in read_rows(path)
+    ]
+    added = [entry for run in options.runs for entry in entries(run, rows)]
+    names = {run.name for run in options.runs}
+    before = json.loads(kept.read_text()) if kept.is_file() else []
+    lines = [to_json(e) for e in [e for e in before if e["run"] not in names] + added]
+    with new_file(kept, overwrite=True) as file:
+        file.write(("[\n" + ",\n".join(lines) + "\n]\n").encode())
+    sys.stdout.write(f"{kept}: {len(added)} trainings of {len(names)} runs, {len(lines)} in all\n")
+
+
+if __name__ == "__main__":
+    main()
