@@ -97,7 +97,8 @@ def test_the_papers_settings(name: str) -> None:
             sizes = (model.layers, model.width, model.heads, model.head_size, model.hidden_size)
             assert sizes == (2, 128, 8, 2, 256)
             continue
-        searched = name.startswith("scaling") or name == "codes-depth"
+        depth = point.axes.get("depth", 16 if name == "codes-depth" else 4)
+        searched = name.startswith("scaling") or depth == 16
         assert (rates, decays) == ({3e-4, 1e-3}, {0.1, 0.3})
         assert warmups == ({1000, 3000} if searched else {1000})
         millions = point.axes.get("millions", 20)
@@ -105,7 +106,7 @@ def test_the_papers_settings(name: str) -> None:
         factor = point.axes.get("width", 1)
         assert (model.width, model.hidden_size) == (128 * factor, 256 * factor)
         assert model.heads * model.head_size == 64 * factor
-        assert model.layers == point.axes.get("depth", 16 if name == "codes-depth" else 4)
+        assert model.layers == depth
         assert config.evaluation_instances == 51_200
 
 
@@ -160,8 +161,9 @@ def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     said: list[str] = []
     rows = run_experiment(experiment, options, say=said.append)
     points = chosen_points(experiment, options)
-    told = sum(text.startswith("decoding the codes of model ") for text in said)
-    assert told == (4 * len(points) if experiment.keep else 0)  # of two models, each in two ways
+    told = sum("s of model " in text for text in said)
+    # Of two models, their codes in two ways each.
+    assert told == (2 * len(points) * (1 + ("codes" in name)) if experiment.keep else 0)
     file = results_file(name, "smoke", options.results, options.runs)
     assert read_rows(file) == without_nan(rows)
     found = status(experiment, options)

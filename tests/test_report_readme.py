@@ -14,7 +14,7 @@ from hyla.experiments.declare import Claim, Verdict
 from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.experiments.results import read_rows
 from hyla.report import load, render
-from hyla.report.beyond import ABOUT, beyond
+from hyla.report.beyond import ABOUT, YARDSTICKS, beyond
 from hyla.report.found import Found
 from hyla.report.markdown import BEGIN, END, results_block, update
 from hyla.report.summary import MEANING
@@ -47,6 +47,23 @@ def _lines(rows: list[Any]) -> list[Any]:
     grid, _ = beyond(rows)
     assert grid is not None
     return [*grid.body]
+
+
+def test_yardsticks_stand_below_the_solver() -> None:
+    ablation = next(one for one in load(ROOT / "results", ROOT / "none") if one.rows)
+    assert ablation.experiment.name == "ablation"
+    grid, told = beyond(ablation.rows, ablation.beside)
+    alone, notes = beyond(ablation.rows)
+    assert grid is not None
+    assert alone is not None
+    assert [line[0] for line in grid.body[-3:]] == ["exact solver", "slot by slot", "no sign"]
+    assert grid.body[:-2] == alone.body
+    assert told == [YARDSTICKS, *notes]
+    damaged = [ablation.beside[0] | {"feature_accuracy_by_rule": None}, ablation.beside[1]]
+    grid, told = beyond(ablation.rows, damaged)
+    assert grid is not None
+    assert [line[0] for line in grid.body[-2:]] == ["exact solver", "no sign"]
+    assert [note for note in told if note.startswith("slot by slot: the row is damaged")]
 
 
 def test_no_sound_row_means_no_table() -> None:

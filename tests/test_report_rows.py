@@ -108,14 +108,21 @@ def ambiguity_row(point: Any, rng: random.Random) -> Row:
 
 
 def reader_row(point: Any, rng: random.Random) -> Row:
-    measures = {
-        name: spread(rng, mean)
-        for name, mean in (("held out", 91.0), ("in distribution", 90.0), ("unknown terms", -64.0))
-    }
+    means = {"held out": 91.0, "in distribution": 90.0}
+    if "examples" in point.axes:
+        means["unknown terms"] = -64.0
+    measures = {name: spread(rng, mean) for name, mean in means.items()}
     return {
         **point.axes, **measures["held out"], "paper_mean": None, "paper_standard_error": None,
         "measures": measures, "instances": 4096,
     }  # fmt: skip
+
+
+def sign_row(point: Any, rng: random.Random) -> Row:
+    names = ("told apart", "told apart, training", "addition: right", "addition: as subtraction")
+    measures = {name: spread(rng, 50.0) for name in names}
+    origin = provenance(point.config, "signs", rng)
+    return {**point.axes, **measures["told apart"], "measures": measures, **origin}
 
 
 def code_rows(point: Any, rng: random.Random, name: str) -> list[Row]:
@@ -192,7 +199,9 @@ def rows_of(experiment: Experiment) -> list[Row]:
         make = lambda point: code_rows(point, rng, experiment.name)  # noqa: E731
     elif experiment.name == "ambiguity":
         make = lambda point: [ambiguity_row(point, rng)]  # noqa: E731
-    elif experiment.name == "readers":
+    elif experiment.name == "signs":
+        make = lambda point: [sign_row(point, rng)]  # noqa: E731
+    elif "readers" in experiment.name:
         make = lambda point: [reader_row(point, rng)]  # noqa: E731
     else:
         make = lambda point: [measured_row(point, rng)]  # noqa: E731

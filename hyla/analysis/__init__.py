@@ -22,6 +22,7 @@ True
 """
 
 from hyla.analysis.activity import active_units
+from hyla.analysis.arithmetic import ArithmeticAnswers, arithmetic_answers
 from hyla.analysis.codes import Codes, attention_codes, load_codes
 from hyla.analysis.collect import collect, collect_inputs, collect_run
 from hyla.analysis.compare import MeanCodes, cosine_similarity, explained, mean_codes, sample
@@ -30,11 +31,13 @@ from hyla.analysis.draw import draw_embedding
 from hyla.analysis.embed import embed
 
 __all__ = [
+    "ArithmeticAnswers",
     "Codes",
     "Decoding",
     "MeanCodes",
     "Scores",
     "active_units",
+    "arithmetic_answers",
     "attention_codes",
     "collect",
     "collect_inputs",

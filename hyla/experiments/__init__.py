@@ -6,7 +6,8 @@ from hyla.experiments.codes import CODES_DEPTH, CODES_FUZZY, CODES_SRAVEN
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.demo import DEMO, DEMO_CODES
 from hyla.experiments.fuzzy import FUZZY_LOGIC
-from hyla.experiments.readers import READERS_EXPERIMENT
+from hyla.experiments.readers import READERS_EXPERIMENT, READERS_SRAVEN
+from hyla.experiments.signs import SIGNS
 from hyla.experiments.sraven import DEPTH, FEATURES, HEADS_EXPERIMENT, HELD_OUT_FRACTION, WIDTH
 
 EXPERIMENTS = {
@@ -20,8 +21,10 @@ EXPERIMENTS = {
         HEADS_EXPERIMENT,
         FEATURES,
         HELD_OUT_FRACTION,
+        READERS_SRAVEN,
         AMBIGUITY,
         CODES_FUZZY,
+        SIGNS,
         CODES_SRAVEN,
         CODES_DEPTH,
         DEMO,

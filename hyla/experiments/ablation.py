@@ -7,6 +7,7 @@ from hyla.attention.variants import KINDS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import Judge, all_above, find
 from hyla.experiments.rows import measured
+from hyla.tasks.sraven_readers import NO_SIGN, SLOT_BY_SLOT
 from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
 SEEDS = range(3)
@@ -57,6 +58,12 @@ def points() -> list[Point]:
             axes = {"row": title(attention, feed_forward), "task": task}
             found.append(Point(axes, config, papers[task == SRAVEN]))
     return found
+
+
+def _yardstick(row: Row) -> Row | None:
+    """A reader of SRAVEN as a row of the table."""
+    is_one = row.get("reader") in (SLOT_BY_SLOT, NO_SIGN) and row.get("features") == 4
+    return {**row, "row": row["reader"], "task": SRAVEN} if is_one else None
 
 
 def better(*pairs: tuple[str, str]) -> Judge:
@@ -139,4 +146,5 @@ ABLATION = Experiment(
     ),
     note="The paper does not give the number of experts of its MoE rows; here 4, of which a token "
     "takes 2.",
+    beside={"readers-sraven": _yardstick},
 )

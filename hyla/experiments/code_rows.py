@@ -30,7 +30,7 @@ from hyla.analysis import (
     sample,
 )
 from hyla.experiments.declare import Point, Row
-from hyla.experiments.rows import FinishedRun, Trained, choose, hyperparameters, members_of, spread
+from hyla.experiments.rows import FinishedRun, Trained, chosen_models, hyperparameters, spread
 from hyla.model import build
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
@@ -70,7 +70,7 @@ def _codes(member: Trained, split: str, instances: int | Tensor, **options: Any)
 
 def analysed(point: Point, runs: Sequence[FinishedRun], scale: str, say: Say = silent) -> list[Row]:
     """All rows of one kind of attention: decoding over seeds, the rest of the first seed."""
-    chosen = _chosen(runs)
+    chosen = chosen_models(runs)
     if not chosen:
         return []
     is_sraven = isinstance(runs[0].config.task, SravenConfig)
@@ -88,15 +88,11 @@ def analysed_by_layer(
     point: Point, runs: Sequence[FinishedRun], scale: str, say: Say = silent
 ) -> list[Row]:
     """Of SRAVEN what is decoded and explained in each layer; maps of the last token with itself."""
-    chosen = _chosen(runs)
+    chosen = chosen_models(runs)
     if not chosen:
         return []
     rows = [row for way in KEYS for row in _decoding(chosen, ["rule", "target"], scale, way, say)]
     return _placed(point, chosen, [*rows, *_maps(chosen[0], MAPPED[scale], KEYS[0])])
-
-
-def _chosen(runs: Sequence[FinishedRun]) -> list[Trained]:
-    return [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
 
 
 def _placed(point: Point, chosen: Sequence[Trained], rows: Sequence[Row]) -> list[Row]:

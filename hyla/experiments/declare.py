@@ -96,8 +96,8 @@ class Experiment:
     keep: whether the models that are chosen are kept beside the results, to be analysed again.
     smoke: of each axis named here, the values that are enough to see that everything works.
     where: what in the paper it stands for.
-    beside: by their names, experiments whose rows are drawn as lines too: each makes of a row one
-        with the axes of this experiment, or None.
+    beside: by their names, experiments whose rows are shown too, as lines and in what is told
+        beyond the paper: each makes of a row one with the axes of this experiment, or None.
     """
 
     name: str

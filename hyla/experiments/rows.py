@@ -125,6 +125,11 @@ def choose(members: Sequence[Trained]) -> list[Trained]:
     return _best(members, lambda member: member.validation_loss)
 
 
+def chosen_models(runs: Sequence[FinishedRun]) -> list[Trained]:
+    """The chosen members that have not diverged."""
+    return [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+
+
 def paper_choice(members: Sequence[Trained]) -> list[Trained]:
     """The members with the best mean of what is reported, as the paper chooses.
 

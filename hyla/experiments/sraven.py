@@ -29,6 +29,7 @@ from hyla.experiments.judge import (
 )
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
+from hyla.tasks.sraven_readers import NO_SIGN, SLOT_BY_SLOT
 from hyla.train.config import RunConfig, grid, sraven_run
 
 ATTENTIONS = ("softmax", "linear", "hyla")
@@ -38,6 +39,7 @@ MILLIONS = (10, 20, 40)  # of instances to train on
 FULL_GRID = (*SRAVEN_GRID, *grid(SEEDS, [1e-3, 3e-4], [0.1, 0.3], [3000]))
 SOLVED = 80.0  # percent, of which the paper says that all kinds reach it
 HEADS = (1, 2, 4, 8, 16, 32)
+FEATURE_NUMBERS = (2, 3, 4, 5)
 
 
 def _points(axis: str, values: Sequence[Any], run: Callable[..., RunConfig]) -> list[Point]:
@@ -177,6 +179,12 @@ def _details(axis: str, where: dict[str, Any]) -> list[Figure]:
     ]
 
 
+def _yardstick(row: Row) -> Row | None:
+    """A reader as a line among the kinds of attention."""
+    is_one = row.get("reader") in (SLOT_BY_SLOT, NO_SIGN)
+    return {**row, "attention": f"{row['reader']}, no model"} if is_one else None
+
+
 def _figures(axis: str, **options: Any) -> tuple[Figure, ...]:
     """Over an axis; for HYLA also by rule."""
 
@@ -216,7 +224,7 @@ FEATURES = Experiment(
     name="features",
     title="SRAVEN: the number of features",
     where="figure 5D",
-    points=lambda: _points("features", (2, 3, 4, 5), features_run),
+    points=lambda: _points("features", FEATURE_NUMBERS, features_run),
     make=measured,
     axes=("attention", "features"),
     figures=_figures("features"),
@@ -227,6 +235,9 @@ FEATURES = Experiment(
         ),
     ),
     smoke={"features": (2, 3)},
+    note="Two yardsticks: who finds each answer by itself, and who also does not tell addition "
+    "from subtraction.",
+    beside={"readers-sraven": _yardstick},
 )
 HELD_OUT_FRACTION = Experiment(
     name="held-out",

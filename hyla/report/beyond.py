@@ -21,6 +21,11 @@ ABOUT = (
     "training; and of held-out ones by seed and, from the least to the most, by all trainings of "
     "the grid (their number)."
 )
+YARDSTICKS = (
+    "Below the solver two yardsticks that see less than it and are no models either. Slot by slot: "
+    "who finds each answer by itself, so that a slot of another column may serve several. No sign: "
+    "who in addition does not tell addition from subtraction."
+)
 LEAST_LEARNED = 3  # rules with a column of their own
 
 
@@ -35,8 +40,11 @@ class _Line:
     dead: str
 
 
-def beyond(rows: Sequence[Row]) -> tuple[Grid | None, list[str]]:
-    """A table of the SRAVEN rows of the ablation table, and notes on dead and damaged ones."""
+def beyond(rows: Sequence[Row], yardsticks: Sequence[Row] = ()) -> tuple[Grid | None, list[str]]:
+    """A table of the SRAVEN rows of the ablation table, and notes on dead and damaged ones.
+
+    yardsticks: rows of readers, which are no models.
+    """
     lines, notes = [], []
     for names in ROWS:
         row = find(rows, row=title(*names), task=SRAVEN)
@@ -53,9 +61,16 @@ def beyond(rows: Sequence[Row]) -> tuple[Grid | None, list[str]]:
     body = [[x.name, x.below, *_by_rule(x.right, least), *x.cells] for x in lines]
     solver = _by_rule(lines[0].solver, least)
     body.append(["exact solver", f"(at {lines[0].ceiling:.1f})", *solver, "", "", ""])
+    for row in yardsticks:
+        try:
+            at, right = f"(at {_finite(row['mean']):.1f})", _by_rule(_right(row), least)
+            body.append([row["row"], at, *right, *_ends(row), ""])
+        except DAMAGE as error:
+            notes.append(f"{row['row']}: the row is damaged ({type(error).__name__}: {error}).")
     tail = ["in distribution", "by seed", "trainings"]
     table = Grid(["row", "below the ceiling", *least, "other rules", *tail], body)
-    return table, [*(line.dead for line in lines if line.dead), *notes]
+    told = [YARDSTICKS] if yardsticks else []
+    return table, [*told, *(line.dead for line in lines if line.dead), *notes]
 
 
 def _by_rule(right: dict[str, float], least: Sequence[str]) -> list[str]:
@@ -66,24 +81,30 @@ def _by_rule(right: dict[str, float], least: Sequence[str]) -> list[str]:
 
 
 def _line(row: Row) -> _Line:
-    values = [value for value, _ in trainings(row)]
-    means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
-    right = {rule: _finite(value) for rule, value in means.items() if value is not None}
+    values, right = [value for value, _ in trainings(row)], _right(row)
     solver = {rule: _finite(row["solver_by_rule"][rule]) for rule in right}
     ceiling = _finite(row["ceiling"])
     return _Line(
         marked(row["row"], row),
         ceiling,
         f"{ceiling - _finite(row['mean']):.1f}",
-        (
-            f"{_finite(row['measures'][IN_DISTRIBUTION]['mean']):.1f}",
-            ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"]),
-            f"{min(values):.1f} to {max(values):.1f} ({len(values)})",
-        ),
+        (*_ends(row), f"{min(values):.1f} to {max(values):.1f} ({len(values)})"),
         right,
         solver,
         _dead(row),
     )
+
+
+def _right(row: Row) -> dict[str, float]:
+    """Percent of the features, of the rules that occur."""
+    means = {rule: one["mean"] for rule, one in row["feature_accuracy_by_rule"].items()}
+    return {rule: _finite(value) for rule, value in means.items() if value is not None}
+
+
+def _ends(row: Row) -> tuple[str, str]:
+    """What is solved of combinations of training, and held out by seed."""
+    seeds = ", ".join("diverged" if x is None else f"{x:.1f}" for x in row["per_seed"])
+    return f"{_finite(row['measures'][IN_DISTRIBUTION]['mean']):.1f}", seeds
 
 
 def _finite(value: Any) -> float:

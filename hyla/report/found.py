@@ -29,7 +29,7 @@ class Found:
     scale: of the rows; empty if there are none. file: the one they are in.
     points: how many there are to be at this scale. left: those of them that have no row.
     in_paper: in the place of rows, what the paper has at points without any.
-    beside: rows of other experiments that lines show too.
+    beside: rows of other experiments that are shown too.
     problems: files and rows that could not be used, each in one line.
     """
 

@@ -21,7 +21,8 @@ BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 def results_block(found: Sequence[Found]) -> str:
     """Markdown of what is measured at the paper's scale."""
     there = [one for one in found if one.scale == "paper"]
-    rows = next((one.rows for one in there if one.experiment.name == "ablation"), [])
+    ablation = next((one for one in there if one.experiment is ABLATION), Found(ABLATION))
+    rows = ablation.rows
     table, claims = _table(rows), _claims(found)
     lines = [
         *table,
@@ -31,7 +32,7 @@ def results_block(found: Sequence[Found]) -> str:
         MEANING,
         "",
         *claims,
-        *_beyond(rows),
+        *_beyond(ablation),
     ]
     return "\n".join(lines) + "\n"
 
@@ -61,8 +62,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _beyond(rows: Sequence[Row]) -> list[str]:
-    grid, notes = beyond(rows)
+def _beyond(ablation: Found) -> list[str]:
+    grid, notes = beyond(ablation.rows, ablation.beside)
     lines = []
     if grid is not None:
         cells = [grid.head, ["---"] * len(grid.head), *grid.body]

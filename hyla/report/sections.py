@@ -63,7 +63,7 @@ def _beyond(found: Found) -> str:
     """What the paper does not say."""
     if found.experiment is not ABLATION:
         return ""
-    grid, notes = beyond(found.rows)
+    grid, notes = beyond(found.rows, found.beside)
     parts = [f"<p>{escape(ABOUT)}</p>", table(grid, "Beyond the paper")] if grid else []
     return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in notes)])
 

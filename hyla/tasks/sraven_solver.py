@@ -181,7 +181,7 @@ def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Soluti
             raise _TooManyHypothesesError
         given = f"{config.features} features of {config.values} values"
         raise bad_value("features, values", given, "values ** features below 2^63")
-    fits = _fitting_triples(panels.to(torch.int16), config)
+    fits = fitting_triples(panels, config)
     instance, first, second, rules = _assignments(fits, config)
     answers = _prescribed(panels, instance, first, second, rules, config.values)
     log_weight = _log_weight(rules, config, combinations)
@@ -189,25 +189,29 @@ def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Soluti
     return _posterior(found, len(panels), config)
 
 
-def _fitting_triples(x: Tensor, config: SravenConfig) -> Tensor:
-    """Which rules fit each triple of slots in the context, `[B, S3, S1, S2, R]`."""
-    values = config.values
-    # Symbols of the rows 0, 1, 2 in the first two columns and of 0, 1 in the last.
-    a0, a1, a2 = x[:, :, 0, None, :, None].unbind(dim=1)
-    b0, b1, b2 = x[:, :, 1, None, None, :].unbind(dim=1)
-    c0, c1 = x[:, :2, 2, :, None, None].unbind(dim=1)
-    step = (b0 - a0) % values
-    even = (step == (b1 - a1) % values) & (step == (b2 - a2) % values)
-    progresses = (c0 == (b0 + step) % values) & (c1 == (b1 + step) % values) & even
+def fitting_triples(panels: Tensor, config: SravenConfig, rows: Sequence[int] = (0, 1)) -> Tensor:
+    """Which rules fit each triple of slots, `[B, S3, S1, S2, R]`.
+
+    rows: the complete rows that are looked at, beside the first two columns of the last row.
+    """
+    values, x = config.values, panels.to(torch.int16)
+    # Symbols of the first two columns by row, and of the last by complete row.
+    a, b = x[:, :, 0, None, :, None].unbind(dim=1), x[:, :, 1, None, None, :].unbind(dim=1)
+    c = x[:, :2, 2, :, None, None].unbind(dim=1)
+    complete = [(a[row], b[row], c[row]) for row in rows]
+    step = (b[2] - a[2]) % values
+    progresses = adds = subtracts = torch.ones_like(step, dtype=torch.bool)
+    distributes = a[2] != b[2]
+    first, second, third = complete[0]
+    for one, two, three in complete:
+        progresses = progresses & ((two - one) % values == step) & ((three - two) % values == step)
+        adds = adds & (three == (one + two) % values)
+        subtracts = subtracts & (three == (one - two) % values)
+        distributes = distributes & (one != two) & (three != one) & (three != two)
+    for symbol in (*(symbol for row in complete[1:] for symbol in row), a[2], b[2]):
+        distributes = distributes & ((symbol == first) | (symbol == second) | (symbol == third))
     rules = [progresses & (step == by % values) for by in STEPS]
-    rules.append((c0 == (a0 + b0) % values) & (c1 == (a1 + b1) % values))
-    rules.append((c0 == (a0 - b0) % values) & (c1 == (a1 - b1) % values))
-    different = (a0 != b0) & (a1 != b1) & (a2 != b2)
-    different = different & (c0 != a0) & (c0 != b0) & (c1 != a1) & (c1 != b1)
-    same_symbols = different
-    for symbol in (a1, b1, c1, a2, b2):
-        same_symbols = same_symbols & ((symbol == a0) | (symbol == b0) | (symbol == c0))
-    rules.append(same_symbols)
+    rules += [adds, subtracts, distributes]
     fits = torch.stack(torch.broadcast_tensors(*rules), dim=-1)
     if not config.permute:
         slots = torch.arange(config.features, device=x.device)
@@ -256,14 +260,14 @@ def _prescribed(
     return torch.where(rules == DISTRIBUTE_THREE, a0 + b0 + c0 - a2 - b2, answer)
 
 
-def rule_log_likelihood(values: int) -> Tensor:
-    """Log probability of the nine symbols of a feature under each rule that fits them.
+def rule_log_likelihood(values: int, rows: int = 3) -> Tensor:
+    """Log probability of the symbols of a feature in so many rows under each rule that fits them.
 
     One free symbol a row for constant and progressions, two for addition and subtraction; for
     distribute three a set of three symbols and an order for each row.
     """
-    one, two = -3 * math.log(values), -6 * math.log(values)
-    three = -math.log(math.comb(values, 3)) - 3 * math.log(6)
+    one, two = -rows * math.log(values), -2 * rows * math.log(values)
+    three = -math.log(math.comb(values, 3)) - rows * math.log(6)
     return torch.tensor([one] * len(STEPS) + [two, two, three], dtype=torch.float64)
 
 

@@ -1,0 +1,81 @@
+"""Whether a model tells addition from subtraction in SRAVEN.
+
+Shapes: B instances, K features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyla.errors import bad_value
+from hyla.model import Transformer
+from hyla.tasks.sraven import ADDITION, SUBTRACTION, SravenBatch
+
+AT_ONCE = 512  # instances, for the sake of memory
+
+
+@dataclass(frozen=True)
+class ArithmeticAnswers:
+    """What the answers to features under a rule of arithmetic are, as parts of all.
+
+    right: what the rule gives. other: what subtraction would give under addition, and the other way
+    round. Features for which both give the same symbol are left out. count: how many are not.
+    """
+
+    right: float
+    other: float
+    count: int
+
+    @property
+    def told_apart(self) -> float:
+        """Of the answers that one of the two rules gives the part that is right: 0.5 by chance."""
+        given = self.right + self.other
+        return self.right / given if given else float("nan")
+
+
+@torch.no_grad()
+def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, ArithmeticAnswers]:
+    """The answers of a model under "addition" and "subtraction".
+
+    >>> import hyla
+    >>> from hyla.tasks.sraven import Sraven, SravenConfig
+    >>> batch = Sraven(SravenConfig(features=2, values=5), seed=0).batch("all", 200)
+    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    >>> model = hyla.build(sizes, seed=0)
+    >>> found = arithmetic_answers(model, batch)["addition"]
+    >>> 0 <= found.right + found.other <= 1
+    True
+    """
+    if model.norm.weight.ndim != 1:
+        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    inputs = batch.inputs.to(model.norm.weight).split(AT_ONCE)
+    answers = [model(some, last=batch.targets.shape[-1]).argmax(dim=-1) for some in inputs]
+    return judge_answers(torch.cat(answers).to(batch.targets.device), batch)
+
+
+def judge_answers(answers_BK: Tensor, batch: SravenBatch) -> dict[str, ArithmeticAnswers]:
+    """The same of given answers, one symbol for each slot of the last panel."""
+    first_BK, second_BK = operands(batch)
+    sums, differences = first_BK + second_BK, first_BK - second_BK
+    results = {"addition": (ADDITION, differences), "subtraction": (SUBTRACTION, sums)}
+    found = {}
+    for name, (rule, other) in results.items():
+        other_BK = other % batch.values
+        counts_BK = (batch.target_rules == rule) & (other_BK != batch.targets)
+        given, count = answers_BK[counts_BK], int(counts_BK.sum())
+        right, wrong = (
+            float((given == symbols[counts_BK]).double().mean()) if count else float("nan")
+            for symbols in (batch.targets, other_BK)
+        )
+        found[name] = ArithmeticAnswers(right, wrong, count)
+    return found
+
+
+def operands(batch: SravenBatch) -> tuple[Tensor, Tensor]:
+    """The symbols before each slot of the last panel in its row, of the same feature, `[B, K]`."""
+    slot_of_B3K = batch.orders.argsort(dim=-1)
+    shown_B1K = batch.orders[:, 2:]
+    slots_B2K = slot_of_B3K[:, :2].gather(-1, shown_B1K.expand(-1, 2, -1))
+    first, second = batch.panels[:, 2, :2].gather(-1, slots_B2K).unbind(dim=1)
+    return first, second

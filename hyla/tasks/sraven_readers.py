@@ -1,0 +1,78 @@
+"""How well SRAVEN is solved by who sees less in it than the exact solver: yardsticks for models.
+
+Shapes: B instances, K features, F values, R rules; slots of the columns are written S1, S2 and S3.
+"""
+
+import torch
+from torch import Tensor
+
+from hyla.errors import unknown_name
+from hyla.tasks.sraven import ADDITION, DISTRIBUTE_THREE, STEPS, SUBTRACTION, SravenConfig
+from hyla.tasks.sraven_solver import check_panels, fitting_triples, rule_log_likelihood, solve
+
+EXACT, SLOT_BY_SLOT, NO_SIGN = "exact", "slot by slot", "no sign"
+NO_ARITHMETIC, ONE_ROW = "no arithmetic", "one row"
+# From the most to the least. But for the first they find each answer by itself, so that a slot of
+# another column may serve several.
+READERS = {
+    EXACT: "answers with the most probable panel",
+    SLOT_BY_SLOT: "answers with the most probable symbol of each slot",
+    NO_SIGN: "does not tell addition from subtraction",
+    NO_ARITHMETIC: "does not know addition and subtraction",
+    ONE_ROW: "does not look at the second row",
+}
+AT_ONCE = 4096  # instances, for the sake of memory
+
+
+def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
+    """With which probability a reader of `READERS` answers each symbol, `[B, K, F]`.
+
+    It answers with what is most probable to it; of several such, with any. panels: `[B, 3, 3, K]`,
+    of which the last is not looked at.
+
+    >>> from hyla.tasks.sraven import Sraven
+    >>> batch = Sraven(SravenConfig()).batch("all", 1000)
+    >>> answers = read("no sign", batch.panels, SravenConfig())
+    >>> right = answers.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)  # of each feature
+    >>> bool(0.55 < right.prod(dim=-1).mean() < 0.6)
+    True
+    """
+    if reader not in READERS:
+        raise unknown_name("reader", reader, READERS)
+    check_panels(panels, config)
+    answer = _best_panel if reader == EXACT else _slot_by_slot
+    return torch.cat([answer(reader, some, config) for some in panels.split(AT_ONCE)])
+
+
+def _best_panel(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
+    symbols = torch.arange(config.values, device=panels.device)
+    return (solve(panels, config).best.unsqueeze(-1) == symbols).double()
+
+
+def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
+    rows = (0,) if reader == ONE_ROW else (0, 1)
+    likelihood_R = rule_log_likelihood(config.values, len(rows) + 1).exp().to(panels.device)
+    weight = fitting_triples(panels, config, rows) * likelihood_R
+    arithmetic = [ADDITION, SUBTRACTION]
+    if reader == NO_ARITHMETIC:
+        weight[..., arithmetic] = 0
+    elif reader == NO_SIGN:
+        weight[..., arithmetic] = weight[..., arithmetic].amax(dim=-1, keepdim=True) / 2
+    votes_BKF = weight.new_zeros(len(panels), config.features, config.values)
+    prescribed = _prescribed(panels, config.values).flatten(2)
+    votes_BKF = votes_BKF.scatter_add(-1, prescribed, weight.flatten(2))
+    # Equal but for the rounding of sums in any order; where nothing fits, all are.
+    most_BKF = votes_BKF >= (1 - 1e-9) * votes_BKF.amax(dim=-1, keepdim=True)
+    return most_BKF / most_BKF.sum(dim=-1, keepdim=True).double()
+
+
+def _prescribed(panels: Tensor, values: int) -> Tensor:
+    """What each rule prescribes for a triple of slots, by the first row and the last."""
+    a0, _, a2 = panels[:, :, 0, None, :, None].unbind(dim=1)
+    b0, _, b2 = panels[:, :, 1, None, None, :].unbind(dim=1)
+    c0 = panels[:, 0, 2, :, None, None]
+    symbols = {rule: b2 + step for rule, step in enumerate(STEPS)}
+    symbols |= {ADDITION: a2 + b2, SUBTRACTION: a2 - b2}
+    symbols[DISTRIBUTE_THREE] = a0 + b0 + c0 - a2 - b2
+    in_order = (symbols[rule] for rule in sorted(symbols))
+    return torch.stack(torch.broadcast_tensors(*in_order), dim=-1) % values

@@ -1,0 +1,217 @@
+"""Readers of SRAVEN that see less than the solver, and models that do not tell signs apart."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from math import comb
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import hyla
+from hyla.analysis import arithmetic_answers
+from hyla.analysis.arithmetic import judge_answers, operands
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.results import is_at, read_rows
+from hyla.experiments.runner import Options, run_experiment
+from hyla.report.found import load
+from hyla.tasks.sraven import ADDITION, RULES, SUBTRACTION, Sraven, SravenBatch, SravenConfig
+from hyla.tasks.sraven_readers import READERS, read
+
+ROOT = Path(__file__).parents[1]
+SLOTWISE = [reader for reader in READERS if reader != "exact"]
+SMALL = SravenConfig(features=3, values=5)
+
+
+def follows(rule: str, a: int, b: int, c: int, values: int) -> bool:
+    """Whether a row follows a rule, by itself."""
+    steps = {"constant": 0, "progression +1": 1, "progression +2": 2}
+    steps |= {"progression -1": -1, "progression -2": -2}
+    if rule in steps:
+        return b == (a + steps[rule]) % values and c == (b + steps[rule]) % values
+    if rule == "distribute three":
+        return len({a, b, c}) == 3
+    return c == ((a + b) if rule == "addition" else (a - b)) % values
+
+
+def by_hand(reader: str, panels: Tensor, slot: int, values: int) -> list[Fraction]:
+    """What a reader answers in a slot, from a loop over triples, rules and symbols."""
+    rows = panels.tolist()
+    looked_at = rows[:1] if reader == "one row" else rows[:2]
+    votes = [Fraction(0)] * values
+    for s1, s2 in product(range(panels.shape[-1]), repeat=2):
+        shown = [(row[0][s1], row[1][s2], row[2][slot]) for row in looked_at]
+        a, b = rows[2][0][s1], rows[2][1][s2]
+        fitting: dict[str, int] = {}
+        for rule in RULES:
+            for symbol in range(values):
+                triples = [*shown, (a, b, symbol)]
+                fits = all(follows(rule, *triple, values) for triple in triples)
+                if rule == "distribute three":
+                    fits &= len({frozenset(triple) for triple in triples}) == 1
+                if fits:
+                    fitting[rule] = symbol
+        weight = {rule: Fraction(1, values ** len(triples)) for rule in RULES}
+        weight["addition"] = weight["subtraction"] = weight["constant"] ** 2
+        weight["distribute three"] = Fraction(1, comb(values, 3) * 6 ** len(triples))
+        signs = [rule for rule in ("addition", "subtraction") if rule in fitting]
+        if signs and reader in ("no arithmetic", "no sign"):
+            for rule in signs:
+                del fitting[rule]
+        if signs and reader == "no sign":
+            votes[(a + b) % values] += weight["addition"] / 2
+            votes[(a - b) % values] += weight["addition"] / 2
+        for rule, symbol in fitting.items():
+            votes[symbol] += weight[rule]
+    best = [vote == max(votes) for vote in votes]
+    return [Fraction(one, sum(best)) for one in best]
+
+
+@pytest.mark.parametrize("reader", SLOTWISE)
+@pytest.mark.parametrize("values", [5, 8])
+def test_readers_are_those_of_a_loop(reader: str, values: int) -> None:
+    config = replace(SMALL, values=values)
+    panels = Sraven(config, seed=3).batch("all", 40).panels
+    found = read(reader, panels, config)
+    for instance, slot in product(range(len(panels)), range(config.features)):
+        expected = by_hand(reader, panels[instance], slot, values)
+        assert found[instance, slot].tolist() == pytest.approx([float(p) for p in expected])
+
+
+def accuracy(reader: str, batch: SravenBatch, config: SravenConfig) -> float:
+    answers = read(reader, batch.panels, config)
+    assert answers.sum(dim=-1).allclose(torch.ones((), dtype=torch.double))
+    right = answers.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
+    return float(right.prod(dim=-1).mean())
+
+
+@pytest.mark.parametrize("features", [2, 4])
+def test_who_sees_less_solves_less(features: int) -> None:
+    config = SravenConfig(features=features)
+    batch = Sraven(config, seed=0).batch("all", 5000)  # more than are read at once
+    *solved, one_row = (accuracy(reader, batch, config) for reader in READERS)
+    assert solved == sorted(solved, reverse=True)
+    assert one_row < solved[1]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_see_slots_not_their_places(reader: str) -> None:
+    panels = Sraven(SMALL, seed=1).batch("all", 300).panels
+    found = read(reader, panels, SMALL)
+    moved = panels.clone()
+    moved[:, :, 0] = panels[:, :, 0].roll(1, dims=-1)  # the first column in another order
+    moved[:, 2, 2] = 0  # the answer is not looked at
+    if reader != "exact":  # which takes the first of equally probable panels
+        assert torch.equal(read(reader, moved, SMALL), found)
+        moved[:, :, 2] = moved[:, :, 2].roll(1, dims=-1)
+        assert torch.equal(read(reader, moved, SMALL), found.roll(1, dims=-2))
+    moved = panels.clone()
+    moved[:, 2, 2] = 0
+    assert torch.equal(read(reader, moved, SMALL), found)
+
+
+def test_one_row_is_the_first() -> None:
+    panels = Sraven(SMALL, seed=1).batch("all", 100).panels
+    other = panels.clone()
+    other[:, 1] = (other[:, 1] + 1) % SMALL.values
+    assert torch.equal(read("one row", other, SMALL), read("one row", panels, SMALL))
+    assert not torch.equal(read("no sign", other, SMALL), read("no sign", panels, SMALL))
+
+
+def test_readers_name_what_is_wrong() -> None:
+    panels = Sraven(SMALL).batch("all", 3).panels
+    with pytest.raises(ValueError, match=r"reader.*no sing.*Did you mean 'no sign'"):
+        read("no sing", panels, SMALL)
+    with pytest.raises(ValueError, match="panels"):
+        read("no sign", panels, SravenConfig())
+
+
+def test_operands_are_those_of_the_rules() -> None:
+    batch = Sraven(SravenConfig(features=4, values=7), seed=2).batch("all", 2000)
+    first, second = operands(batch)
+    for rule, symbols in ((ADDITION, first + second), (SUBTRACTION, first - second)):
+        there = batch.target_rules == rule
+        assert torch.equal(symbols[there] % 7, batch.targets[there])
+        assert not torch.equal(symbols[~there] % 7, batch.targets[~there])
+
+
+def test_answers_are_told_apart() -> None:
+    config = SravenConfig()
+    batch = Sraven(config, seed=0).batch("all", 3000)
+    first, second = operands(batch)
+    right = judge_answers(batch.targets, batch)
+    added = judge_answers((first + second) % 8, batch)
+    other = judge_answers((batch.targets + 1) % 8, batch)
+    for name in ("addition", "subtraction"):
+        assert (right[name].right, right[name].other, right[name].told_apart) == (1, 0, 1)
+        assert other[name].right == 0
+        assert right[name].count > 1000
+    assert (added["addition"].told_apart, added["subtraction"].told_apart) == (1, 0)
+    answers = torch.distributions.Categorical(read("no sign", batch.panels, config)).sample()
+    signless = judge_answers(answers, batch)
+    for name in ("addition", "subtraction"):
+        assert abs(signless[name].told_apart - 0.5) < 0.05
+        assert signless[name].right + signless[name].other > 0.7
+
+
+def test_answers_of_a_model_are_its_best_symbols() -> None:
+    task = Sraven(SravenConfig(features=2, values=5), seed=0)
+    batch = task.batch("all", 700)  # more than are taken at once
+    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    model = hyla.build(config, seed=0)
+    with torch.no_grad():
+        answers = model(batch.inputs)[:, -2:].argmax(dim=-1)
+    assert arithmetic_answers(model, batch) == judge_answers(answers, batch)
+    none = Sraven(replace(task.config, features=1), seed=0)
+    constant = next(
+        b for b in (none.batch("all", range(i, i + 1)) for i in range(99)) if not b.rules.any()
+    )
+    found = judge_answers(constant.targets, constant)["addition"]
+    assert found.count == 0
+    assert found.told_apart != found.told_apart  # not a number
+    population = hyla.build(config, seed=0)
+    for name, parameter in list(population.named_parameters()):
+        hyla.layers.replace_parameter(population, name, parameter[None], True)
+    with pytest.raises(ValueError, match="model"):
+        arithmetic_answers(population, batch)
+
+
+def test_readers_are_an_experiment(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["readers-sraven"]
+    options = Options(scale="smoke", runs=tmp_path, device="cpu")
+    rows = run_experiment(experiment, options)
+    assert len(rows) == len(experiment.smoke["features"]) * len(READERS)
+    for row in rows:
+        assert len(row["per_seed"]) == 3
+        assert 0 < row["mean"] <= 100
+        assert row["feature_accuracy_by_rule"]["addition"]["mean"] <= 100
+    exact, signless = (
+        next(r for r in rows if is_at(r, {"reader": reader, "features": 3}))
+        for reader in ("exact", "no sign")
+    )
+    assert exact["mean"] > signless["mean"]
+
+
+def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> None:
+    """The yardstick of the results is right: models at chance on signs are within its reach."""
+    readers = read_rows(ROOT / "results/readers-sraven.json")
+    place = {"reader": "no sign", "features": 4}
+    yardstick = next(row for row in readers if is_at(row, place))
+    signs = {r["attention"]: r for r in read_rows(ROOT / "results/signs.json") if r["depth"] == 4}
+    for row in read_rows(ROOT / "results/heads.json"):
+        if row["heads"] != 16:
+            continue
+        apart = signs[row["attention"]]["per_seed"]
+        for solved, seed, level in zip(row["per_seed"], apart, yardstick["per_seed"], strict=True):
+            if abs(seed - 50) < 2:
+                assert abs(solved - level) < 3
+            else:
+                assert solved > level + 3
+
+
+def test_figures_of_features_have_yardsticks(tmp_path: Path) -> None:
+    found = {one.experiment.name: one for one in load(ROOT / "results", tmp_path)}
+    names = {row["attention"] for row in found["features"].beside}
+    assert names == {"slot by slot, no model", "no sign, no model"}
