@@ -45,8 +45,12 @@ def test_it_prints_what_the_library_measures(
         means = mean_codes(held_out, "rule", -1)
         names, cosine = list(means.names), means.cosine.tolist()
         assert record["similarity"] == {"layer": 1, "names": names, "cosine": cosine}
+        assert set(record["arithmetic"]) == {"addition", "subtraction"}
+        parts = record["arithmetic"].values()
+        assert all(0 <= part["right"] + part["other"] <= 1 < part["count"] for part in parts)
     else:
         assert record["similarity"] is None
+        assert record["arithmetic"] == {}
     assert (load_codes(files["output"]).codes == held_out.codes).all()
     assert files["figure"].read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="an existing file"):
@@ -56,6 +60,8 @@ def test_it_prints_what_the_library_measures(
     assert f"{found.control.macro_f1[1]:.3f}" in table
     assert f"{label} decoded, held out" in table
     assert ("Cosine similarity" in table) == (run.name == "sraven")
+    told = [line for line in table.splitlines() if line.startswith("Answers under ")]
+    assert len(told) == 2 * (run.name == "sraven")
     assert f"Wrote {files['output']}" in table
 
 

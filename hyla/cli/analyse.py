@@ -1,5 +1,7 @@
 """`hyla analyse`: what the latent codes of a trained model say about its tasks."""
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +11,11 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from hyla.analysis import (
+    ArithmeticAnswers,
     Codes,
     Decoding,
     MeanCodes,
+    arithmetic_answers,
     collect,
     decode,
     draw_embedding,
@@ -24,8 +28,11 @@ from hyla.cli import shared
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
 from hyla.layers import member as one_member
+from hyla.model import Transformer
+from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig, load_run
+from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
 PICTURES = ("png", "svg")
 # What is decoded and what colours a figure, by task; what may explain the codes.
@@ -54,7 +61,8 @@ def analyse(
     """Decode rules or terms from the latent codes of a trained model, compare and draw the codes.
 
     A logistic regression learns from training tasks and is measured on held-out ones, beside one
-    that learned from shuffled labels.
+    that learned from shuffled labels. Of SRAVEN it is also told whether the model's answers tell
+    addition from subtraction.
 
     Args:
         folder: The folder of the run.
@@ -75,11 +83,13 @@ def analyse(
     number = _checked_layer(config, member, layer)
     model = one_member(population, member).to(shared.checked_device(device))
     options: dict[str, Any] = {"instances": instances, "keys": keys, "permute": permute}
-    get: Any = partial(collect, model, config.task, seed=config.members[member].seed, **options)
+    seed_of_data = config.members[member].seed
+    get: Any = partial(collect, model, config.task, seed=seed_of_data, **options)
     held_out = get("held_out")
     decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
     shares = {n: explained(held_out, n) for n in EXPLAINING if n in held_out.labels}
     means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
+    answers = _answers(model, config.task, seed_of_data, instances)
     if output is not None:
         with new_file(output, overwrite=overwrite) as handle:
             held_out.save(handle)
@@ -90,12 +100,42 @@ def analyse(
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:
         about = {"run": str(folder), "member": member, "instances": instances}
-        shared.write_json(without_nan(about | _record(decoding, shares, means, number)))
+        record = about | _record(decoding, shares, means, number) | {"arithmetic": _parts(answers)}
+        shared.write_json(without_nan(record))
         return
     console = shared.output()
     _print(console, f"{folder}, member {member}", decoding, shares, means, number)
+    for text in _told(answers):
+        console.print(text, soft_wrap=True)
     for path in filter(None, (output, figure)):
         console.print(f"Wrote {path}", soft_wrap=True, markup=False)
+
+
+def _answers(
+    model: Transformer, task: Any, seed: int, instances: int
+) -> dict[str, ArithmeticAnswers]:
+    """To held-out instances of SRAVEN, as they are shown in training; none of fuzzy logic."""
+    if not isinstance(task, SravenConfig):
+        return {}
+    first = FIRST_EVALUATION_INSTANCE
+    batch = Sraven(task, seed).batch("held_out", range(first, first + instances))
+    return arithmetic_answers(model, batch)
+
+
+def _parts(answers: dict[str, ArithmeticAnswers]) -> dict[str, Any]:
+    return {rule: asdict(found) for rule, found in answers.items()}
+
+
+def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:
+    """One line for each rule that occurs."""
+    results = {"addition": ("sum", "difference"), "subtraction": ("difference", "sum")}
+    for rule, found in answers.items():
+        right, other = results[rule]
+        if found.count:
+            yield (
+                f"Answers under {rule}, held out: {100 * found.right:.1f} % the {right}, "
+                f"{100 * found.other:.1f} % the {other} (of {found.count} where they differ)"
+            )
 
 
 def _extension(path: Path) -> str:
