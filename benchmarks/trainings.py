@@ -100,6 +100,8 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
     if not fuzzy:
         by_rule = evaluation["held_out"]["feature_accuracy_by_rule"]
         found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
+        if signs := evaluation["held_out"].get("signs"):  # runs of before have none
+            found["signs"] = {name: percent(part) for name, part in signs.items()}
     elif "unknown" in evaluation:
         unknown = [r for r in records if r.get("split") == "unknown"]
         found["unknown_terms_by_step"] = {r["step"]: percent(r["r2"]) for r in unknown}

@@ -162,6 +162,7 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
         own = [r for r in records if r["member"] == number]
         ends = [r[measure] for r in own if r.get("split") == "held_out"]
         assert found["held_out"] == pytest.approx([100 * x for x in ends], abs=0.006)
+        assert (set(found.get("signs", ())) == {"right", "other"}) == (task == "sraven")
         losses = {r["step"]: r["loss"] for r in own if "split" not in r}
         assert found["training_loss"] == pytest.approx([losses[s] for s in (10, 20, 29)], abs=1e-4)
 

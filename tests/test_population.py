@@ -215,6 +215,14 @@ def test_sraven_measures_by_hand(split: str, instances: int) -> None:
         assert measures["feature_accuracy"] == pytest.approx(slots.double().mean().item())
         loss = F.cross_entropy(logits[m].flatten(0, 1), batch.targets[m].flatten())
         assert measures["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        other = batch.other_sign[m]
+        differs, answers = other != batch.targets[m], logits[m].argmax(dim=-1)
+        if differs.any():
+            told = {"right": slots[differs], "other": (answers == other)[differs]}
+            means = {name: part.double().mean().item() for name, part in told.items()}
+            assert measures["signs"] == pytest.approx(means)
+        else:
+            assert measures["signs"] is None
         for number, rule in enumerate(RULES):
             has = [number in rules for rules in batch.rules[m].tolist()]
             governed = batch.target_rules[m] == number

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import hyla
 from hyla.analysis import arithmetic_answers
-from hyla.analysis.arithmetic import judge_answers, operands
+from hyla.analysis.arithmetic import judge_answers
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.results import is_at, read_rows
 from hyla.experiments.runner import Options, run_experiment
 from hyla.report.found import load
-from hyla.tasks.sraven import ADDITION, RULES, SUBTRACTION, Sraven, SravenBatch, SravenConfig
+from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig
 from hyla.tasks.sraven_readers import READERS, read
 
 ROOT = Path(__file__).parents[1]
@@ -128,30 +128,39 @@ def test_readers_name_what_is_wrong() -> None:
         read("no sign", panels, SravenConfig())
 
 
-def test_operands_are_those_of_the_rules() -> None:
-    batch = Sraven(SravenConfig(features=4, values=7), seed=2).batch("all", 2000)
-    first, second = operands(batch)
-    for rule, symbols in ((ADDITION, first + second), (SUBTRACTION, first - second)):
-        there = batch.target_rules == rule
-        assert torch.equal(symbols[there] % 7, batch.targets[there])
-        assert not torch.equal(symbols[~there] % 7, batch.targets[~there])
+@pytest.mark.parametrize("permute", [True, False])
+def test_the_other_sign_is_that_of_the_instance_without_permutation(permute: bool) -> None:
+    config = SravenConfig(features=4, values=7, permute=permute)
+    batch = Sraven(config, seed=2).batch("all", 2000)
+    swapped = []
+    for panels, rules, orders in zip(batch.panels, batch.rules, batch.orders, strict=True):
+        row, answer = panels[2].tolist(), []
+        for feature in orders[2].tolist():  # that a slot shows
+            a, b, c = (row[j][orders[j].tolist().index(feature)] for j in range(3))
+            rule = RULES[rules[feature]]
+            assert rule != "addition" or c == (a + b) % 7
+            others = {"addition": (a - b) % 7, "subtraction": (a + b) % 7}
+            answer.append(others.get(rule, c))
+        swapped.append(answer)
+    assert batch.other_sign.tolist() == swapped
+    population = Sraven(config, [2, 5])
+    both = population.batch("all", 100)
+    assert torch.equal(both.other_sign[0], batch.other_sign[:100])
 
 
 def test_answers_are_told_apart() -> None:
     config = SravenConfig()
     batch = Sraven(config, seed=0).batch("all", 3000)
-    first, second = operands(batch)
     right = judge_answers(batch.targets, batch)
-    added = judge_answers((first + second) % 8, batch)
-    other = judge_answers((batch.targets + 1) % 8, batch)
-    for name in ("addition", "subtraction"):
-        assert (right[name].right, right[name].other, right[name].told_apart) == (1, 0, 1)
-        assert other[name].right == 0
-        assert right[name].count > 1000
-    assert (added["addition"].told_apart, added["subtraction"].told_apart) == (1, 0)
+    swapped = judge_answers(batch.other_sign, batch)
+    wrong = judge_answers((batch.targets + 1) % 8, batch)
     answers = torch.distributions.Categorical(read("no sign", batch.panels, config)).sample()
     signless = judge_answers(answers, batch)
     for name in ("addition", "subtraction"):
+        assert (right[name].right, right[name].other, right[name].told_apart) == (1, 0, 1)
+        assert (swapped[name].right, swapped[name].other, swapped[name].told_apart) == (0, 1, 0)
+        assert wrong[name].right == 0
+        assert right[name].count > 1000
         assert abs(signless[name].told_apart - 0.5) < 0.05
         assert signless[name].right + signless[name].other > 0.7
 

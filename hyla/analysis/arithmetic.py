@@ -56,26 +56,12 @@ def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, Arit
 
 def judge_answers(answers_BK: Tensor, batch: SravenBatch) -> dict[str, ArithmeticAnswers]:
     """The same of given answers, one symbol for each slot of the last panel."""
-    first_BK, second_BK = operands(batch)
-    sums, differences = first_BK + second_BK, first_BK - second_BK
-    results = {"addition": (ADDITION, differences), "subtraction": (SUBTRACTION, sums)}
-    found = {}
-    for name, (rule, other) in results.items():
-        other_BK = other % batch.values
-        counts_BK = (batch.target_rules == rule) & (other_BK != batch.targets)
-        given, count = answers_BK[counts_BK], int(counts_BK.sum())
-        right, wrong = (
-            float((given == symbols[counts_BK]).double().mean()) if count else float("nan")
-            for symbols in (batch.targets, other_BK)
+    targets_BK, other_BK, found = batch.targets, batch.other_sign, {}
+    for name, rule in (("addition", ADDITION), ("subtraction", SUBTRACTION)):
+        counted_BK = (batch.target_rules == rule) & (other_BK != targets_BK)
+        right, other = (
+            float((answers_BK == symbols_BK)[counted_BK].double().mean())  # NaN of none
+            for symbols_BK in (targets_BK, other_BK)
         )
-        found[name] = ArithmeticAnswers(right, wrong, count)
+        found[name] = ArithmeticAnswers(right, other, int(counted_BK.sum()))
     return found
-
-
-def operands(batch: SravenBatch) -> tuple[Tensor, Tensor]:
-    """The symbols before each slot of the last panel in its row, of the same feature, `[B, K]`."""
-    slot_of_B3K = batch.orders.argsort(dim=-1)
-    shown_B1K = batch.orders[:, 2:]
-    slots_B2K = slot_of_B3K[:, :2].gather(-1, shown_B1K.expand(-1, 2, -1))
-    first, second = batch.panels[:, 2, :2].gather(-1, slots_B2K).unbind(dim=1)
-    return first, second

@@ -145,6 +145,16 @@ class SravenBatch:
         return self.rules.gather(-1, self.orders[..., 2, :])
 
     @property
+    def other_sign(self) -> Tensor:
+        """The last panel if addition were subtraction and subtraction were addition, `[B, K]`."""
+        same_B2KK = self.orders[..., :2, None, :] == self.orders[..., 2:, :, None]
+        operands_B2K = (self.panels[..., 2, :2, None, :] * same_B2KK).sum(dim=-1)
+        first, second = operands_B2K.unbind(dim=-2)
+        rules = self.target_rules
+        found = torch.where(rules == ADDITION, first - second, self.targets)
+        return torch.where(rules == SUBTRACTION, first + second, found) % self.values
+
+    @property
     def inputs(self) -> Tensor:
         """One-hot tokens in reading order, those of the last panel all zero: `[B, 9 K, F]`."""
         symbols = self.panels.flatten(-3).to(torch.int16, copy=True)

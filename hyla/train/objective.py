@@ -20,7 +20,7 @@ Measures = dict[str, Any]
 class SravenObjective:
     """Cross-entropy of the K answers; right or wrong as a whole, by feature and by rule."""
 
-    sums = 3 + 4 * len(RULES)
+    sums = 3 + 4 * len(RULES) + 3
 
     def __init__(self, config: SravenConfig, seeds: Sequence[int], device: torch.device) -> None:
         self.task = Sraven(config, seeds, device=device)
@@ -46,6 +46,7 @@ class SravenObjective:
             has_MBR,
             (governs_MBKR & right_MBK.unsqueeze(-1)).sum(dim=-2),
             governs_MBKR.sum(dim=-2),
+            self._signs(logits_MBKF, batch),
         )
         return torch.cat([number.double() for number in numbers], dim=-1)
 
@@ -54,7 +55,9 @@ class SravenObjective:
         """The measures of a member from its sums; None for a rule that did not occur.
 
         accuracy_by_rule: of the instances that have the rule; feature_accuracy_by_rule: of the
-        features that the rule governs.
+        features that the rule governs. signs: of the features under addition and subtraction for
+        which the two give different symbols, the part that is right, and the part that would be
+        with the other sign.
         """
         loss, accuracy, by_feature = (number / instances for number in sums[:3])
         measures: Measures = {"loss": loss, "accuracy": accuracy, "feature_accuracy": by_feature}
@@ -64,7 +67,18 @@ class SravenObjective:
             pairs = zip(RULES, sums[start:middle], sums[middle:end], strict=True)
             measures[name] = {rule: right / all_ if all_ else None for rule, right, all_ in pairs}
             start = end
+        right, other, all_ = sums[start:]
+        measures["signs"] = {"right": right / all_, "other": other / all_} if all_ else None
         return measures
+
+    @staticmethod
+    def _signs(logits_MBKF: Tensor, batch: SravenBatch) -> Tensor:
+        """How many answers are right, or right with the other sign, of how many: `[M, B, 3]`."""
+        answers_MBK, other_MBK = logits_MBKF.argmax(dim=-1), batch.other_sign
+        differs_MBK = other_MBK != batch.targets
+        right_MBK = (answers_MBK == batch.targets) & differs_MBK
+        wrong_MBK = (answers_MBK == other_MBK) & differs_MBK
+        return torch.stack([x.sum(dim=-1) for x in (right_MBK, wrong_MBK, differs_MBK)], dim=-1)
 
     @staticmethod
     def _logits(population: Transformer, batch: SravenBatch) -> Tensor:
