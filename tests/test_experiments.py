@@ -197,6 +197,7 @@ def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:
         if row["task"] == "SRAVEN":
             # All features of an answer are right less often than one of them.
             assert 50 < row["ceiling"] <= mean(row["solver_by_rule"].values()) <= 100
+            assert set(row["signs"]) == {"right", "other"}
             assert row["curves"]["step"] == [2, 4]
             assert len(row["accuracy_by_rule"]) == 8
             # The curves end where the chosen members were measured.
