@@ -17,6 +17,7 @@ from hyla.experiments.ablation import FUZZY, SRAVEN, title
 from hyla.experiments.results import read_rows
 from hyla.files import new_file, to_json
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.sraven import SravenConfig
 from hyla.train import RunConfig, sraven_run
 from hyla.train.runs import METRICS, SUMMARY, read_config
 
@@ -29,14 +30,16 @@ def axes(config: RunConfig) -> Entry:
     task, model = config.task, config.model
     if isinstance(task, FuzzyLogicConfig):
         return {"examples": task.examples, "held_out_fraction": task.held_out}
-    paper = sraven_run(config.members).model
+    paper = sraven_run(config.members)
+    assert isinstance(paper.task, SravenConfig)
     found = {
-        "instances": (config.steps * config.batch, 20_000_000),
-        "depth": (model.layers, paper.layers),
-        "width": (model.width // paper.width, 1),
-        "heads": (paper.heads * paper.head_size // model.head_size, paper.heads),
-        "features": (task.features, 4),
-        "held_out_fraction": (task.held_out, 0.25),
+        "instances": (config.steps * config.batch, paper.steps * paper.batch),
+        "depth": (model.layers, paper.model.layers),
+        "width": (model.width // paper.model.width, 1),
+        # Wider models have more heads of the same size: that of a head tells.
+        "heads": (paper.model.heads * paper.model.head_size // model.head_size, paper.model.heads),
+        "features": (task.features, paper.task.features),
+        "held_out_fraction": (task.held_out, paper.task.held_out),
     }
     return {name: value for name, (value, usual) in found.items() if value != usual}
 
@@ -88,7 +91,9 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
         "weight_decay": member.weight_decay,
         "warmup": member.warmup,
         "step": [r["step"] for r in held_out],
-        "training_loss": [round(logged[r["step"]], digits) for r in held_out],
+        "training_loss": [
+            round(logged[max(s for s in logged if s <= r["step"])], digits) for r in held_out
+        ],
         "held_out": [percent(r[measure]) for r in held_out],
         "largest_rise": largest_rise([*logged], [*logged.values()], member.warmup),
     }
@@ -131,7 +136,9 @@ def main() -> None:
     lines = [to_json(e) for e in [e for e in before if e["run"] not in names] + added]
     with new_file(kept, overwrite=True) as file:
         file.write(("[\n" + ",\n".join(lines) + "\n]\n").encode())
-    sys.stdout.write(f"{kept}: {len(added)} trainings of {len(names)} runs, {len(lines)} in all\n")
+    sys.stdout.write(
+        f"{kept}: trainings of {len(names)} run(s): {len(added)}, in all {len(lines)}\n"
+    )
 
 
 if __name__ == "__main__":

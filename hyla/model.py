@@ -335,3 +335,9 @@ def build(config: ModelConfig, seed: int) -> Transformer:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # of the CPU alone
         return Transformer(config)
+
+
+def check_single(model: Transformer) -> None:
+    """Refuses a population where one model is wanted."""
+    if model.norm.weight.ndim != 1:
+        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")

@@ -1,15 +1,19 @@
 """The command `hyla analyse`."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny_run
 
-from hyla.analysis import collect_run, decode, load_codes, mean_codes
+import hyla
+from hyla.analysis import arithmetic_answers, collect_run, decode, load_codes, mean_codes
 from hyla.cli.analyse import analyse
-from hyla.train import train
+from hyla.tasks.sraven import Sraven
+from hyla.train import load_run, train
+from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
 
 @pytest.fixture(scope="module", params=["sraven", "fuzzy_logic"])
@@ -46,8 +50,12 @@ def test_it_prints_what_the_library_measures(
         names, cosine = list(means.names), means.cosine.tolist()
         assert record["similarity"] == {"layer": 1, "names": names, "cosine": cosine}
         assert set(record["arithmetic"]) == {"addition", "subtraction"}
-        parts = record["arithmetic"].values()
-        assert all(0 <= part["right"] + part["other"] <= 1 < part["count"] for part in parts)
+        config, population = load_run(run)
+        numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + 101)
+        batch = Sraven(config.task, config.members[1].seed).batch("held_out", numbers)
+        expected = arithmetic_answers(hyla.member(population, 1), batch)
+        for rule, part in expected.items():
+            assert record["arithmetic"][rule] == asdict(part) | {"told_apart": part.told_apart}
     else:
         assert record["similarity"] is None
         assert record["arithmetic"] == {}
@@ -62,6 +70,10 @@ def test_it_prints_what_the_library_measures(
     assert ("Cosine similarity" in table) == (run.name == "sraven")
     told = [line for line in table.splitlines() if line.startswith("Answers under ")]
     assert len(told) == 2 * (run.name == "sraven")
+    if told:
+        part = expected["subtraction"]
+        words = f"{100 * part.right:.1f} % the difference, {100 * part.other:.1f} % the sum"
+        assert f"Answers under subtraction, held out: {words} (of {part.count}" in told[1]
     assert f"Wrote {files['output']}" in table
 
 

@@ -144,7 +144,7 @@ def keep(results: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("task", "measure"), [("sraven", "accuracy"), ("fuzzy_logic", "r2")])
 def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -> None:
-    splits = ("train", "held_out", "validation")
+    splits = ("train", "held_out", "validation", *(["unknown"] if task == "fuzzy_logic" else []))
     config = tiny_run(task, splits=splits, evaluate_every=10)
     run, others = tmp_path / "a-run", [{"run": "another", "seed": 7}]
     train(config, run, device="cpu")
@@ -152,7 +152,7 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
     row = {"runs": ["a-run"], "device": "none", "versions": {}, "command": "hyla"}
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     for _ in range(2):  # the second time they are replaced
-        assert "3 trainings of 1 runs, 4 in all" in keep(tmp_path, run).stdout
+        assert "trainings of 1 run(s): 3, in all 4" in keep(tmp_path, run).stdout
     first, *kept = json.loads((tmp_path / "trainings.json").read_text())
     assert first == others[0]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -163,6 +163,23 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
         ends = [r[measure] for r in own if r.get("split") == "held_out"]
         assert found["held_out"] == pytest.approx([100 * x for x in ends], abs=0.006)
         assert (set(found.get("signs", ())) == {"right", "other"}) == (task == "sraven")
+        assert (found["weight_decay"], found["warmup"]) == (member.weight_decay, member.warmup)
+        assert (found["precision"], found["row"]) == ("fp32", "HYLA")
+        assert found["task"] == {"sraven": "SRAVEN", "fuzzy_logic": "fuzzy logic"}[task]
+        assert (
+            found | {"run": "a-run", "device": "none", "versions": {}, "command": "hyla"} == found
+        )
+        last = {r["split"]: r for r in own if "split" in r}
+        assert found["in_distribution"] == pytest.approx(100 * last["train"][measure], abs=0.006)
+        assert found["validation_loss"] == pytest.approx(last["validation"]["loss"], abs=1e-4)
+        if task == "sraven":
+            right = last["held_out"]["feature_accuracy_by_rule"]["constant"]
+            shown = found["features_right"]["constant"]
+            assert shown == (None if right is None else pytest.approx(100 * right, abs=0.006))
+        else:
+            terms = [100 * r["r2"] for r in own if r.get("split") == "unknown"]
+            assert [*found["unknown_terms_by_step"].values()] == pytest.approx(terms, abs=0.006)
+            assert found["unknown_terms"]["r2"] == pytest.approx(terms[-1], abs=0.006)
         losses = {r["step"]: r["loss"] for r in own if "split" not in r}
         assert found["training_loss"] == pytest.approx([losses[s] for s in (10, 20, 29)], abs=1e-4)
 

@@ -59,6 +59,8 @@ def test_yardsticks_stand_below_the_solver() -> None:
     assert [line[0] for line in grid.body[-3:]] == ["exact solver", "slot by slot", "no sign"]
     assert grid.body[:-2] == alone.body
     assert told == [YARDSTICKS, *notes]
+    page = unescape(render(ROOT / "results", ROOT / "none"))
+    assert YARDSTICKS in page[page.index('id="ablation"') :]
     damaged = [ablation.beside[0] | {"feature_accuracy_by_rule": None}, ablation.beside[1]]
     grid, told = beyond(ablation.rows, damaged)
     assert grid is not None

@@ -5,20 +5,26 @@ from fractions import Fraction
 from itertools import product
 from math import comb
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
+from helpers import tiny_run
 from torch import Tensor
 
 import hyla
 from hyla.analysis import arithmetic_answers
-from hyla.analysis.arithmetic import judge_answers
+from hyla.analysis.arithmetic import best_symbols, judge_answers
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.declare import Point
 from hyla.experiments.results import is_at, read_rows
-from hyla.experiments.runner import Options, run_experiment
+from hyla.experiments.runner import Options, finished, run_experiment
+from hyla.experiments.signs import told_apart
 from hyla.report.found import load
 from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig
 from hyla.tasks.sraven_readers import READERS, read
+from hyla.train import grid, load_run, train
+from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
 ROOT = Path(__file__).parents[1]
 SLOTWISE = [reader for reader in READERS if reader != "exact"]
@@ -183,8 +189,14 @@ def test_answers_of_a_model_are_its_best_symbols() -> None:
     population = hyla.build(config, seed=0)
     for name, parameter in list(population.named_parameters()):
         hyla.layers.replace_parameter(population, name, parameter[None], True)
-    with pytest.raises(ValueError, match="model"):
+    with pytest.raises(ValueError, match="model: expected one model"):
         arithmetic_answers(population, batch)
+    with pytest.raises(ValueError, match="batch: expected instances of one seed"):
+        arithmetic_answers(model, Sraven(task.config, [0, 1]).batch("all", 3))
+    with pytest.raises(ValueError, match="batch: expected one with 5 values"):
+        arithmetic_answers(model, Sraven(replace(task.config, values=8)).batch("all", 3))
+    assert not best_symbols(model, batch).requires_grad
+    assert arithmetic_answers(model.double(), batch) == judge_answers(answers, batch)
 
 
 def test_readers_are_an_experiment(tmp_path: Path) -> None:
@@ -196,11 +208,51 @@ def test_readers_are_an_experiment(tmp_path: Path) -> None:
         assert len(row["per_seed"]) == 3
         assert 0 < row["mean"] <= 100
         assert row["feature_accuracy_by_rule"]["addition"]["mean"] <= 100
-    exact, signless = (
-        next(r for r in rows if is_at(r, {"reader": reader, "features": 3}))
-        for reader in ("exact", "no sign")
-    )
-    assert exact["mean"] > signless["mean"]
+    signless = next(r for r in rows if is_at(r, {"reader": "no sign", "features": 3}))
+    config = SravenConfig(features=3)
+    numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + 64)
+    for name, split in (("held out", "held_out"), ("in distribution", "train")):
+        batches = [Sraven(config, seed).batch(split, numbers) for seed in range(3)]
+        solved = [100 * accuracy("no sign", batch, config) for batch in batches]
+        assert signless["measures"][name]["per_seed"] == pytest.approx(solved)
+    assert signless["per_seed"] == signless["measures"]["held out"]["per_seed"]
+    batch = Sraven(config, 1).batch("held_out", numbers)
+    right = read("no sign", batch.panels, config).gather(-1, batch.targets[..., None])[..., 0]
+    for rule, name in enumerate(RULES):
+        there = right[batch.target_rules == rule]
+        found = signless["feature_accuracy_by_rule"][name]["per_seed"][1]
+        assert found == (pytest.approx(100 * there.mean().item()) if len(there) else None)
+
+
+def test_signs_are_those_of_each_model_and_split(tmp_path: Path) -> None:
+    members = grid([5, 7], [1e-2], [0.0], [1])
+    splits = ("train", "held_out", "validation")
+    config = tiny_run("sraven", members=members, splits=splits, steps=40)
+    train(config, tmp_path / "run", device="cpu")
+    run = finished(tmp_path / "run")
+    assert run is not None
+    (row,) = told_apart(Point({"attention": "hyla"}, config), [run], "smoke", lambda text: None)
+    _, population = load_run(tmp_path / "run")
+    numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + row["asked"])
+    for place, one in enumerate(members):
+        task, model = Sraven(config.task, one.seed), hyla.member(population, place)
+        held_out = arithmetic_answers(model, task.batch("held_out", numbers))
+        training = arithmetic_answers(model, task.batch("train", numbers))
+        measured = {name: values["per_seed"][place] for name, values in row["measures"].items()}
+        apart = [100 * mean(x.told_apart for x in found.values()) for found in (held_out, training)]
+        assert [measured["told apart"], measured["told apart, training"]] == pytest.approx(apart)
+        assert row["per_seed"][place] == measured["told apart"]
+        for rule, other in (("addition", "subtraction"), ("subtraction", "addition")):
+            assert measured[f"{rule}: right"] == pytest.approx(100 * held_out[rule].right)
+            assert measured[f"{rule}: as {other}"] == pytest.approx(100 * held_out[rule].other)
+        batch = task.batch("held_out", numbers)
+        answers = best_symbols(model, batch)
+        solved = 100 * (answers == batch.targets).all(dim=-1).double().mean().item()
+        assert measured["solved"] == pytest.approx(solved)
+        assert measured["solved but for signs"] >= measured["solved"]
+        swapped = torch.where(answers == batch.other_sign, batch.targets, answers)
+        whatever = 100 * (swapped == batch.targets).all(dim=-1).double().mean().item()
+        assert measured["solved but for signs"] == pytest.approx(whatever)
 
 
 def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, einsum
 from hyla.analysis.codes import Array, to_numpy
 from hyla.attention.variants import KINDS
 from hyla.errors import bad_value
-from hyla.model import Block, ModelConfig, Transformer
+from hyla.model import Block, ModelConfig, Transformer, check_single
 
 
 def has_units(config: ModelConfig) -> bool:
@@ -35,8 +35,7 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
     if not has_units(model.config):
         title = KINDS[model.config.attention].title
         raise bad_value("model", f"one with {title}", "one whose value networks have a ReLU")
-    if model.norm.weight.ndim != 1:
-        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    check_single(model)
     found = {}
     x_BTD = model.embed(tokens)
     for index, block in enumerate(model.blocks):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyla.errors import bad_value
-from hyla.model import Transformer
+from hyla.model import Transformer, check_single
 from hyla.tasks.sraven import ADDITION, SUBTRACTION, SravenBatch
 
 AT_ONCE = 512  # instances, for the sake of memory
@@ -34,7 +34,6 @@ class ArithmeticAnswers:
         return self.right / given if given else float("nan")
 
 
-@torch.no_grad()
 def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, ArithmeticAnswers]:
     """The answers of a model under "addition" and "subtraction".
 
@@ -47,11 +46,21 @@ def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, Arit
     >>> 0 <= found.right + found.other <= 1
     True
     """
-    if model.norm.weight.ndim != 1:
-        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    return judge_answers(best_symbols(model, batch), batch)
+
+
+@torch.no_grad()
+def best_symbols(model: Transformer, batch: SravenBatch) -> Tensor:
+    """The symbols that a model answers with, `[B, K]`."""
+    check_single(model)
+    if batch.targets.ndim != 2:
+        raise bad_value("batch", f"{batch.targets.ndim - 1} leading axes", "instances of one seed")
+    if batch.values != model.config.input_size:
+        expected = f"one with {model.config.input_size} values, as the model takes"
+        raise bad_value("batch", f"one with {batch.values}", expected)
     inputs = batch.inputs.to(model.norm.weight).split(AT_ONCE)
     answers = [model(some, last=batch.targets.shape[-1]).argmax(dim=-1) for some in inputs]
-    return judge_answers(torch.cat(answers).to(batch.targets.device), batch)
+    return torch.cat(answers).to(batch.targets.device)
 
 
 def judge_answers(answers_BK: Tensor, batch: SravenBatch) -> dict[str, ArithmeticAnswers]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hyla.analysis.codes import Array, Codes, attention_codes, to_numpy
 from hyla.errors import bad_value, unknown_name
 from hyla.layers import member as one_member
-from hyla.model import Transformer
+from hyla.model import Transformer, check_single
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
@@ -148,8 +148,7 @@ def check_member(member: int, members: int) -> None:
 
 
 def _check(model: Transformer, instances: int | Tensor, batch: int, keys: str) -> None:
-    if model.norm.weight.ndim != 1:
-        raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")
+    check_single(model)
     count = instances if isinstance(instances, int) else len(instances)
     for name, value in (("instances", count), ("batch", batch)):
         if value < 1:

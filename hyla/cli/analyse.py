@@ -29,6 +29,7 @@ from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
 from hyla.layers import member as one_member
 from hyla.model import Transformer
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig, load_run
@@ -112,7 +113,7 @@ def analyse(
 
 
 def _answers(
-    model: Transformer, task: Any, seed: int, instances: int
+    model: Transformer, task: SravenConfig | FuzzyLogicConfig, seed: int, instances: int
 ) -> dict[str, ArithmeticAnswers]:
     """To held-out instances of SRAVEN, as they are shown in training; none of fuzzy logic."""
     if not isinstance(task, SravenConfig):
@@ -123,7 +124,7 @@ def _answers(
 
 
 def _parts(answers: dict[str, ArithmeticAnswers]) -> dict[str, Any]:
-    return {rule: asdict(found) for rule, found in answers.items()}
+    return {rule: asdict(x) | {"told_apart": x.told_apart} for rule, x in answers.items()}
 
 
 def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:

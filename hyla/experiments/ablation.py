@@ -7,7 +7,7 @@ from hyla.attention.variants import KINDS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import Judge, all_above, find
 from hyla.experiments.rows import measured
-from hyla.tasks.sraven_readers import NO_SIGN, SLOT_BY_SLOT
+from hyla.tasks.sraven_readers import YARDSTICKS
 from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
 SEEDS = range(3)
@@ -62,7 +62,7 @@ def points() -> list[Point]:
 
 def _yardstick(row: Row) -> Row | None:
     """A reader of SRAVEN as a row of the table."""
-    is_one = row.get("reader") in (SLOT_BY_SLOT, NO_SIGN) and row.get("features") == 4
+    is_one = row.get("reader") in YARDSTICKS and row.get("features") == 4
     return {**row, "row": row["reader"], "task": SRAVEN} if is_one else None
 
 

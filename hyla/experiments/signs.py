@@ -1,10 +1,15 @@
 """Whether the trained models tell addition from subtraction."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import mean
-from typing import Any, cast
 
-from hyla.analysis.arithmetic import ArithmeticAnswers, arithmetic_answers
+from hyla.analysis.arithmetic import (
+    ArithmeticAnswers,
+    arithmetic_answers,
+    best_symbols,
+    judge_answers,
+)
 from hyla.experiments.ablation import SRAVEN_GRID
 from hyla.experiments.declare import Experiment, Figure, Point, Row
 from hyla.experiments.rows import FinishedRun, Trained, chosen_models, hyperparameters, spread
@@ -18,7 +23,6 @@ from hyla.train.trained import load_run
 INSTANCES = {"paper": 8192, "small": 4096, "smoke": 256}
 OTHER = {"addition": "subtraction", "subtraction": "addition"}
 TOLD_APART = "told apart"
-Answers = dict[str, ArithmeticAnswers]  # by rule
 
 
 def points() -> list[Point]:
@@ -38,34 +42,41 @@ def told_apart(
     point: Point, runs: Sequence[FinishedRun], scale: str, say: Callable[[str], None]
 ) -> list[Row]:
     """One row; `mean` is of the answers that either rule gives the percent that are right."""
-    chosen = chosen_models(runs)
-    if not chosen:
-        return []
-    held_out, training = [], []
+    chosen, measures = chosen_models(runs), defaultdict(list)
     for number, one in enumerate(chosen, start=1):
         say(f"answers of model {number}/{len(chosen)}")
-        held_out.append(_answers(one, "held_out", INSTANCES[scale]))
-        training.append(_answers(one, "train", INSTANCES[scale]))
-    measures = {TOLD_APART: _told_apart(held_out), f"{TOLD_APART}, training": _told_apart(training)}
-    for rule, other in OTHER.items():
-        for name, part in ((f"{rule}: right", "right"), (f"{rule}: as {other}", "other")):
-            measures[name] = spread([100 * getattr(one[rule], part) for one in held_out])
-    settings = {"hyperparameters": hyperparameters(chosen[0]), "instances": INSTANCES[scale]}
-    return [{**point.axes, **measures[TOLD_APART], "measures": measures, **settings}]
+        for name, value in _of_model(one, INSTANCES[scale]).items():
+            measures[name].append(100 * value)
+    if not chosen:
+        return []
+    found = {name: spread(values) for name, values in measures.items()}
+    settings = {"hyperparameters": hyperparameters(chosen[0]), "asked": INSTANCES[scale]}
+    return [{**point.axes, **found[TOLD_APART], "measures": found, **settings}]
 
 
-def _answers(trained: Trained, split: str, instances: int) -> Answers:
-    """To instances that no training reaches."""
+def _of_model(trained: Trained, instances: int) -> dict[str, float]:
+    """What is measured of a model, on instances that no training reaches."""
     config, population = load_run(trained.run.path)
-    task = Sraven(cast(SravenConfig, config.task), trained.seed)
-    last = FIRST_EVALUATION_INSTANCE + instances
-    batch = task.batch(split, range(FIRST_EVALUATION_INSTANCE, last))
-    return arithmetic_answers(member(population, trained.number), batch)
+    assert isinstance(config.task, SravenConfig)
+    model, task = member(population, trained.number), Sraven(config.task, trained.seed)
+    numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + instances)
+    batch, training = (task.batch(split, numbers) for split in ("held_out", "train"))
+    answers = best_symbols(model, batch)
+    found = judge_answers(answers, batch)
+    parts = {
+        TOLD_APART: _both(found),
+        f"{TOLD_APART}, training": _both(arithmetic_answers(model, training)),
+    }
+    for rule, other in OTHER.items():
+        parts |= {f"{rule}: right": found[rule].right, f"{rule}: as {other}": found[rule].other}
+    right, whatever = answers == batch.targets, answers == batch.other_sign
+    solved = {"solved": right, "solved but for signs": right | whatever}
+    return parts | {name: float(x.all(dim=-1).double().mean()) for name, x in solved.items()}
 
 
-def _told_apart(models: Sequence[Answers]) -> dict[str, Any]:
-    """The mean of both rules, over seeds."""
-    return spread([100 * mean(one[rule].told_apart for rule in OTHER) for one in models])
+def _both(answers: dict[str, ArithmeticAnswers]) -> float:
+    """The mean of both rules."""
+    return mean(answers[rule].told_apart for rule in OTHER)
 
 
 SIGNS = Experiment(
@@ -83,7 +94,8 @@ SIGNS = Experiment(
             x="attention",
             y="depth",
             caption="Of features for which the two rules give different symbols. Told apart: of "
-            "the answers that either gives the percent that are right, 50 by chance.",
+            "the answers that either gives the percent that are right, 50 by chance. Solved: all "
+            "features of an instance; but for signs: if those with the other sign counted too.",
         ),
     ),
     note="The models of table 1 whose codes are looked at, and those of 16 layers with 10 million "

@@ -29,7 +29,7 @@ from hyla.experiments.judge import (
 )
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
-from hyla.tasks.sraven_readers import NO_SIGN, SLOT_BY_SLOT
+from hyla.tasks.sraven_readers import YARDSTICKS
 from hyla.train.config import RunConfig, grid, sraven_run
 
 ATTENTIONS = ("softmax", "linear", "hyla")
@@ -181,7 +181,7 @@ def _details(axis: str, where: dict[str, Any]) -> list[Figure]:
 
 def _yardstick(row: Row) -> Row | None:
     """A reader as a line among the kinds of attention."""
-    is_one = row.get("reader") in (SLOT_BY_SLOT, NO_SIGN)
+    is_one = row.get("reader") in YARDSTICKS
     return {**row, "attention": f"{row['reader']}, no model"} if is_one else None
 
 

@@ -61,6 +61,7 @@ def beyond(rows: Sequence[Row], yardsticks: Sequence[Row] = ()) -> tuple[Grid | 
     body = [[x.name, x.below, *_by_rule(x.right, least), *x.cells] for x in lines]
     solver = _by_rule(lines[0].solver, least)
     body.append(["exact solver", f"(at {lines[0].ceiling:.1f})", *solver, "", "", ""])
+    below = len(body)
     for row in yardsticks:
         try:
             at, right = f"(at {_finite(row['mean']):.1f})", _by_rule(_right(row), least)
@@ -69,7 +70,7 @@ def beyond(rows: Sequence[Row], yardsticks: Sequence[Row] = ()) -> tuple[Grid | 
             notes.append(f"{row['row']}: the row is damaged ({type(error).__name__}: {error}).")
     tail = ["in distribution", "by seed", "trainings"]
     table = Grid(["row", "below the ceiling", *least, "other rules", *tail], body)
-    told = [YARDSTICKS] if yardsticks else []
+    told = [YARDSTICKS] if len(body) > below else []
     return table, [*told, *(line.dead for line in lines if line.dead), *notes]
 
 

@@ -8,12 +8,19 @@ from torch import Tensor
 
 from hyla.errors import unknown_name
 from hyla.tasks.sraven import ADDITION, DISTRIBUTE_THREE, STEPS, SUBTRACTION, SravenConfig
-from hyla.tasks.sraven_solver import check_panels, fitting_triples, rule_log_likelihood, solve
+from hyla.tasks.sraven_solver import (
+    NEARLY,
+    check_panels,
+    fitting_triples,
+    rule_log_likelihood,
+    solve,
+)
 
 EXACT, SLOT_BY_SLOT, NO_SIGN = "exact", "slot by slot", "no sign"
 NO_ARITHMETIC, ONE_ROW = "no arithmetic", "one row"
-# From the most to the least. But for the first they find each answer by itself, so that a slot of
-# another column may serve several.
+# But for the first they find each answer by itself, so that a slot of another column may serve
+# several. "no sign" finds the triples of slots that add or subtract in both rows, as "slot by slot"
+# does, but does not know which of the two it is.
 READERS = {
     EXACT: "answers with the most probable panel",
     SLOT_BY_SLOT: "answers with the most probable symbol of each slot",
@@ -21,6 +28,7 @@ READERS = {
     NO_ARITHMETIC: "does not know addition and subtraction",
     ONE_ROW: "does not look at the second row",
 }
+YARDSTICKS = (SLOT_BY_SLOT, NO_SIGN)  # that models are set beside
 AT_ONCE = 4096  # instances, for the sake of memory
 
 
@@ -40,13 +48,10 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     if reader not in READERS:
         raise unknown_name("reader", reader, READERS)
     check_panels(panels, config)
-    answer = _best_panel if reader == EXACT else _slot_by_slot
-    return torch.cat([answer(reader, some, config) for some in panels.split(AT_ONCE)])
-
-
-def _best_panel(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
-    symbols = torch.arange(config.values, device=panels.device)
-    return (solve(panels, config).best.unsqueeze(-1) == symbols).double()
+    if reader == EXACT:
+        symbols = torch.arange(config.values, device=panels.device)
+        return (solve(panels, config).best.unsqueeze(-1) == symbols).double()
+    return torch.cat([_slot_by_slot(reader, some, config) for some in panels.split(AT_ONCE)])
 
 
 def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
@@ -61,8 +66,8 @@ def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     votes_BKF = weight.new_zeros(len(panels), config.features, config.values)
     prescribed = _prescribed(panels, config.values).flatten(2)
     votes_BKF = votes_BKF.scatter_add(-1, prescribed, weight.flatten(2))
-    # Equal but for the rounding of sums in any order; where nothing fits, all are.
-    most_BKF = votes_BKF >= (1 - 1e-9) * votes_BKF.amax(dim=-1, keepdim=True)
+    most_BKF = votes_BKF >= NEARLY * votes_BKF.amax(dim=-1, keepdim=True)
+    # Where nothing fits, all are equal.
     return most_BKF / most_BKF.sum(dim=-1, keepdim=True).double()
 
 

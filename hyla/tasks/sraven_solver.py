@@ -33,6 +33,7 @@ from hyla.tasks.sraven import (
 
 MAX_BYTES = 2**31  # of the largest table that is made
 MAX_ATTEMPTS = 1000  # at an unambiguous instance
+NEARLY = 1 - 1e-9  # sums that differ by less are equal but for the order in which they are rounded
 
 
 @dataclass(frozen=True)
@@ -305,8 +306,8 @@ def _posterior(found: Hypotheses, batch: int, config: SravenConfig) -> Solution:
     mass = weight.new_zeros(len(keys)).index_add(0, answer_of, weight)
     probability = mass / total.clamp(min=torch.finfo(torch.float64).tiny)[answer_instance]
     best_probability = zeros.scatter_reduce(0, answer_instance, probability, "amax")
-    # Of equally probable answers the first: equal but for the rounding of sums in any order.
-    is_best = (probability >= (1 - 1e-9) * best_probability[answer_instance]) & (probability > 0)
+    # Of equally probable answers the first.
+    is_best = (probability >= NEARLY * best_probability[answer_instance]) & (probability > 0)
     # (Writing to one place several times would leave any of them, by the order of threads.)
     number = torch.arange(len(keys), device=device)[is_best]
     first = torch.full((batch,), len(keys), dtype=torch.int64, device=device)
