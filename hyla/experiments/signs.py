@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import mean
 
+from torch import Tensor
+
 from hyla.analysis.arithmetic import (
     ArithmeticAnswers,
     arithmetic_answers,
@@ -63,15 +65,21 @@ def _of_model(trained: Trained, instances: int) -> dict[str, float]:
     batch, training = (task.batch(split, numbers) for split in ("held_out", "train"))
     answers = best_symbols(model, batch)
     found = judge_answers(answers, batch)
+    right, swapped = answers == batch.targets, answers == batch.other_sign
     parts = {
         TOLD_APART: _both(found),
         f"{TOLD_APART}, training": _both(arithmetic_answers(model, training)),
+        "solved": _all(right),
+        "solved but for signs": _all(right | swapped),
     }
     for rule, other in OTHER.items():
         parts |= {f"{rule}: right": found[rule].right, f"{rule}: as {other}": found[rule].other}
-    right, whatever = answers == batch.targets, answers == batch.other_sign
-    solved = {"solved": right, "solved but for signs": right | whatever}
-    return parts | {name: float(x.all(dim=-1).double().mean()) for name, x in solved.items()}
+    return parts
+
+
+def _all(right_BK: Tensor) -> float:
+    """The part of the instances of which all features are right."""
+    return float(right_BK.all(dim=-1).double().mean())
 
 
 def _both(answers: dict[str, ArithmeticAnswers]) -> float:
