@@ -74,6 +74,9 @@ def test_it_prints_what_the_library_measures(
         part = expected["subtraction"]
         words = f"{100 * part.right:.1f} % the difference, {100 * part.other:.1f} % the sum"
         assert f"Answers under subtraction, held out: {words} (of {part.count}" in told[1]
+        right = sum(x.right * x.count for x in expected.values())
+        either = right + sum(x.other * x.count for x in expected.values())
+        assert f"\nTold apart: {100 * right / either:.1f} ± {50 / either**0.5:.1f} %" in table
     assert f"Wrote {files['output']}" in table
 
 

@@ -66,6 +66,7 @@ def measured_row(point: Any, rng: random.Random) -> Row:
         measures["unknown terms"] = spread(rng, mean / 4)
     if name == "sraven":
         measures["held out, per feature"] = spread(rng, (mean + 100) / 2)
+        row["signs"] = {"right": spread(rng, 41.0), "other": spread(rng, 40.0)}
         for by in ("accuracy_by_rule", "feature_accuracy_by_rule"):
             row[by] = {rule: spread(rng, mean - 3 * i) for i, rule in enumerate(RULES)}
         steps = [1000 * i for i in range(1, 26)]
@@ -119,7 +120,10 @@ def reader_row(point: Any, rng: random.Random) -> Row:
 
 
 def sign_row(point: Any, rng: random.Random) -> Row:
-    names = ("told apart", "told apart, training", "addition: right", "addition: as subtraction")
+    names = [
+        "told apart", "told apart, training", "solved", "solved but for signs", "addition: right",
+        "addition: as subtraction", "subtraction: right", "subtraction: as addition",
+    ]  # fmt: skip
     measures = {name: spread(rng, 50.0) for name in names}
     origin = provenance(point.config, "signs", rng)
     return {**point.axes, **measures["told apart"], "measures": measures, **origin}
@@ -256,6 +260,6 @@ def test_rows_have_the_shape_of_results(tmp_path: Path) -> None:
         real = run_experiment(EXPERIMENTS[name], options)[0]
         made = next(r for r in rows_of(EXPERIMENTS[name]) if r["attention"] == "hyla")
         assert real.keys() == made.keys()
-        for field in ("measures", "paper_choice", "curves", "accuracy_by_rule"):
+        for field in ("measures", "paper_choice", "curves", "accuracy_by_rule", "signs"):
             if isinstance(real.get(field), dict):
                 assert real[field].keys() == made[field].keys()

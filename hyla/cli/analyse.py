@@ -128,7 +128,7 @@ def _parts(answers: dict[str, ArithmeticAnswers]) -> dict[str, Any]:
 
 
 def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:
-    """One line for each rule that occurs."""
+    """One line for each rule that occurs, and one for both."""
     results = {"addition": ("sum", "difference"), "subtraction": ("difference", "sum")}
     for rule, found in answers.items():
         right, other = results[rule]
@@ -137,6 +137,11 @@ def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:
                 f"Answers under {rule}, held out: {100 * found.right:.1f} % the {right}, "
                 f"{100 * found.other:.1f} % the {other} (of {found.count} where they differ)"
             )
+    parts = [(x.right * x.count, x.other * x.count) for x in answers.values() if x.count]
+    rightly, either = sum(x for x, _ in parts), sum(x + y for x, y in parts)
+    if either:
+        error = 50 / either**0.5
+        yield f"Told apart: {100 * rightly / either:.1f} ± {error:.1f} % of these, 50 by chance"
 
 
 def _extension(path: Path) -> str:

@@ -39,7 +39,7 @@ from hyla.train.trained import ORIGIN, load_run
 
 SPLIT_OF = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
 BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
-SIGNS = "signs"  # answers under addition and subtraction: right, or right with the other sign
+SIGN_PARTS = "signs"  # answers under addition and subtraction: right, or with the other sign
 ACTIVE_INSTANCES = 64
 CEILING_INSTANCES = {"paper": 16_384, "small": 4096, "demo": 4096, "smoke": 256}  # of each seed
 Settings = tuple[float, float, int]
@@ -205,7 +205,7 @@ def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]
             active_by_layer(m) if m.result["evaluation"] else None for m in chosen
         ]
     if isinstance(config.task, SravenConfig):
-        row |= {name: _by_rule(chosen, name) for name in (*BY_RULE, SIGNS)}
+        row |= {name: _by_rule(chosen, name) for name in (*BY_RULE, SIGN_PARTS)}
         # Each seed holds out other combinations.
         seeds = [member.seed for member in chosen]
         row |= solver_measures(config.task, CEILING_INSTANCES[scale], seeds)

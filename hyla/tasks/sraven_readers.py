@@ -36,7 +36,7 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     """With which probability a reader of `READERS` answers each symbol, `[B, K, F]`.
 
     It answers with what is most probable to it; of several such, with any. panels: `[B, 3, 3, K]`,
-    of which the last is not looked at.
+    such as those of a `SravenBatch`, of which the last is not looked at.
 
     >>> from hyla.tasks.sraven import Sraven
     >>> batch = Sraven(SravenConfig()).batch("all", 1000)
@@ -45,9 +45,9 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     >>> bool(0.55 < right.prod(dim=-1).mean() < 0.6)
     True
     """
+    check_panels(panels, config)
     if reader not in READERS:
         raise unknown_name("reader", reader, READERS)
-    check_panels(panels, config)
     if reader == EXACT:
         symbols = torch.arange(config.values, device=panels.device)
         return (solve(panels, config).best.unsqueeze(-1) == symbols).double()
