@@ -14,7 +14,7 @@ from hyla.experiments.declare import Claim, Verdict
 from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.experiments.results import read_rows
 from hyla.report import load, render
-from hyla.report.beyond import ABOUT, YARDSTICKS, beyond
+from hyla.report.beyond import ABOUT, ABOUT_YARDSTICKS, beyond
 from hyla.report.found import Found
 from hyla.report.markdown import BEGIN, END, results_block, update
 from hyla.report.summary import MEANING
@@ -58,9 +58,9 @@ def test_yardsticks_stand_below_the_solver() -> None:
     assert alone is not None
     assert [line[0] for line in grid.body[-3:]] == ["exact solver", "slot by slot", "no sign"]
     assert grid.body[:-2] == alone.body
-    assert told == [YARDSTICKS, *notes]
+    assert told == [ABOUT_YARDSTICKS, *notes]
     page = unescape(render(ROOT / "results", ROOT / "none"))
-    assert YARDSTICKS in page[page.index('id="ablation"') :]
+    assert ABOUT_YARDSTICKS in page[page.index('id="ablation"') :]
     damaged = [ablation.beside[0] | {"feature_accuracy_by_rule": None}, ablation.beside[1]]
     grid, told = beyond(ablation.rows, damaged)
     assert grid is not None

@@ -73,7 +73,7 @@ READERS_EXPERIMENT = Experiment(
 
 
 def sraven_points() -> list[Point]:
-    """Every reader, from the most to the least, at the places of figure 5D."""
+    """Every reader at the places of figure 5D."""
     return [
         Point({"reader": reader, "features": features}, None)
         for features in FEATURE_NUMBERS

@@ -21,10 +21,10 @@ ABOUT = (
     "training; and of held-out ones by seed and, from the least to the most, by all trainings of "
     "the grid (their number)."
 )
-YARDSTICKS = (
+ABOUT_YARDSTICKS = (
     "Below the solver two yardsticks that see less than it and are no models either. Slot by slot: "
     "who finds each answer by itself, so that a slot of another column may serve several. No sign: "
-    "who in addition does not tell addition from subtraction."
+    "who also does not tell addition from subtraction."
 )
 LEAST_LEARNED = 3  # rules with a column of their own
 
@@ -70,7 +70,7 @@ def beyond(rows: Sequence[Row], yardsticks: Sequence[Row] = ()) -> tuple[Grid | 
             notes.append(f"{row['row']}: the row is damaged ({type(error).__name__}: {error}).")
     tail = ["in distribution", "by seed", "trainings"]
     table = Grid(["row", "below the ceiling", *least, "other rules", *tail], body)
-    told = [YARDSTICKS] if len(body) > below else []
+    told = [ABOUT_YARDSTICKS] if len(body) > below else []
     return table, [*told, *(line.dead for line in lines if line.dead), *notes]
 
 
