@@ -107,12 +107,23 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
         found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
         if signs := evaluation["held_out"].get("signs"):  # runs of before have none
             found["signs"] = {name: percent(part) for name, part in signs.items()}
+            found["by_step"] = by_step(held_out)
     elif "unknown" in evaluation:
         unknown = [r for r in records if r.get("split") == "unknown"]
         found["unknown_terms_by_step"] = {r["step"]: percent(r["r2"]) for r in unknown}
         last = evaluation["unknown"]
         found["unknown_terms"] = {name: percent(last[name]) for name in ("r2", "pooled_r2")}
     return found
+
+
+def by_step(held_out: list[Entry]) -> dict[str, list[float | None]]:
+    """Features right under two rules, and how addition and subtraction are answered."""
+    curves = {
+        rule: [r["feature_accuracy_by_rule"][rule] for r in held_out]
+        for rule in ("constant", "distribute three")
+    }
+    curves |= {f"sign {name}": [r["signs"][name] for r in held_out] for name in ("right", "other")}
+    return {name: [percent(part) for part in parts] for name, parts in curves.items()}
 
 
 def percent(fraction: float | None) -> float | None:

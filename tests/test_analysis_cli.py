@@ -9,7 +9,14 @@ import pytest
 from helpers import tiny_run
 
 import hyla
-from hyla.analysis import arithmetic_answers, collect_run, decode, load_codes, mean_codes
+from hyla.analysis import (
+    arithmetic_answers,
+    collect_run,
+    decode,
+    kept_answers,
+    load_codes,
+    mean_codes,
+)
 from hyla.cli.analyse import analyse
 from hyla.tasks.sraven import Sraven
 from hyla.train import load_run, train
@@ -56,9 +63,11 @@ def test_it_prints_what_the_library_measures(
         expected = arithmetic_answers(hyla.member(population, 1), batch)
         for rule, part in expected.items():
             assert record["arithmetic"][rule] == asdict(part) | {"told_apart": part.told_apart}
+        stay = kept_answers(hyla.member(population, 1), batch)
+        assert record["kept_answers"] == stay
     else:
         assert record["similarity"] is None
-        assert record["arithmetic"] == {}
+        assert record["arithmetic"] == record["kept_answers"] == {}
     assert (load_codes(files["output"]).codes == held_out.codes).all()
     assert files["figure"].read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="an existing file"):
@@ -77,6 +86,8 @@ def test_it_prints_what_the_library_measures(
         right = sum(x.right * x.count for x in expected.values())
         either = right + sum(x.other * x.count for x in expected.values())
         assert f"\nTold apart: {100 * right / either:.1f} ± {50 / either**0.5:.1f} %" in table
+        words = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in stay.items())
+        assert f"\nAnswers that stay if a row is another instance's: {words}\n" in table
     assert f"Wrote {files['output']}" in table
 
 

@@ -123,6 +123,7 @@ def sign_row(point: Any, rng: random.Random) -> Row:
     names = [
         "told apart", "told apart, training", "solved", "solved but for signs", "addition: right",
         "addition: as subtraction", "subtraction: right", "subtraction: as addition",
+        "kept, another first row", "kept, another second row",
     ]  # fmt: skip
     measures = {name: spread(rng, 50.0) for name in names}
     origin = provenance(point.config, "signs", rng)

@@ -6,6 +6,7 @@ from itertools import product
 from math import comb
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from helpers import tiny_run
 from torch import Tensor
 
 import hyla
-from hyla.analysis import arithmetic_answers
-from hyla.analysis.arithmetic import best_symbols, judge_answers
+from hyla.analysis import arithmetic_answers, kept_answers
+from hyla.analysis.answers import best_symbols, judge_answers
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Point
 from hyla.experiments.results import is_at, read_rows
@@ -198,6 +199,39 @@ def test_answers_of_a_model_are_its_best_symbols() -> None:
     assert arithmetic_answers(model.double(), batch) == judge_answers(answers, batch)
 
 
+class Blind(hyla.Transformer):
+    """Sees zeros for one of the rows of panels."""
+
+    row: int
+
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        seen, row = tokens.clone(), tokens.shape[-2] // 3
+        seen[..., self.row * row : (self.row + 1) * row, :] = 0
+        return super().forward(seen, **options)
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_who_does_not_look_at_a_row_keeps_all_answers(row: int) -> None:
+    task = Sraven(SMALL, seed=0)
+    batch = task.batch("all", 601)
+    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=27)
+    model = Blind(config)
+    model.load_state_dict(hyla.build(config, seed=0).state_dict())
+    model.row = row
+    kept = kept_answers(model, batch)
+    assert [*kept] == ["first row", "second row"]
+    assert [part == 1 for part in kept.values()] == [row == 0, row == 1]
+    answers = best_symbols(model, batch)
+    for place, part in enumerate(kept.values()):
+        panels = batch.panels.clone()
+        for i in range(601):
+            panels[i, place] = batch.panels[(i - 1) % 601, place]
+        others = best_symbols(model, replace(batch, panels=panels))
+        assert part == (answers == others).sum().item() / answers.numel()
+    with pytest.raises(ValueError, match="batch: expected at least two instances"):
+        kept_answers(model, task.batch("all", 1))
+
+
 def test_readers_are_an_experiment(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["readers-sraven"]
     options = Options(scale="smoke", runs=tmp_path, device="cpu")
@@ -252,6 +286,8 @@ def test_signs_are_those_of_each_model_and_split(tmp_path: Path) -> None:
         swapped = torch.where(answers == batch.other_sign, batch.targets, answers)
         whatever = 100 * (swapped == batch.targets).all(dim=-1).double().mean().item()
         assert measured["solved but for signs"] == pytest.approx(whatever)
+        for name, part in kept_answers(model, batch).items():
+            assert measured[f"kept, another {name}"] == pytest.approx(100 * part)
 
 
 def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> None:
@@ -259,7 +295,9 @@ def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> 
     readers = read_rows(ROOT / "results/readers-sraven.json")
     place = {"reader": "no sign", "features": 4}
     yardstick = next(row for row in readers if is_at(row, place))
-    signs = {r["attention"]: r for r in read_rows(ROOT / "results/signs.json") if r["depth"] == 4}
+    table_1 = {"heads": 16, "depth": 4}
+    asked = read_rows(ROOT / "results/signs.json")
+    signs = {row["attention"]: row for row in asked if is_at(row, table_1)}
     for row in read_rows(ROOT / "results/heads.json"):
         if row["heads"] != 16:
             continue

@@ -22,7 +22,7 @@ True
 """
 
 from hyla.analysis.activity import active_units
-from hyla.analysis.arithmetic import ArithmeticAnswers, arithmetic_answers
+from hyla.analysis.answers import ArithmeticAnswers, arithmetic_answers, kept_answers
 from hyla.analysis.codes import Codes, attention_codes, load_codes
 from hyla.analysis.collect import collect, collect_inputs, collect_run
 from hyla.analysis.compare import MeanCodes, cosine_similarity, explained, mean_codes, sample
@@ -47,6 +47,7 @@ __all__ = [
     "draw_embedding",
     "embed",
     "explained",
+    "kept_answers",
     "load_codes",
     "mean_codes",
     "sample",

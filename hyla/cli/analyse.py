@@ -21,6 +21,7 @@ from hyla.analysis import (
     draw_embedding,
     embed,
     explained,
+    kept_answers,
     mean_codes,
 )
 from hyla.analysis.collect import check_member
@@ -63,7 +64,7 @@ def analyse(
 
     A logistic regression learns from training tasks and is measured on held-out ones, beside one
     that learned from shuffled labels. Of SRAVEN it is also told whether the model's answers tell
-    addition from subtraction.
+    addition from subtraction, and how many stay if a complete row is another instance's.
 
     Args:
         folder: The folder of the run.
@@ -90,7 +91,7 @@ def analyse(
     decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
     shares = {n: explained(held_out, n) for n in EXPLAINING if n in held_out.labels}
     means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
-    answers = _answers(model, config.task, seed_of_data, instances)
+    answers, stay = _answers(model, config.task, seed_of_data, instances)
     if output is not None:
         with new_file(output, overwrite=overwrite) as handle:
             held_out.save(handle)
@@ -101,12 +102,13 @@ def analyse(
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:
         about = {"run": str(folder), "member": member, "instances": instances}
-        record = about | _record(decoding, shares, means, number) | {"arithmetic": _parts(answers)}
+        record = about | _record(decoding, shares, means, number)
+        record |= {"arithmetic": _parts(answers), "kept_answers": stay}
         shared.write_json(without_nan(record))
         return
     console = shared.output()
     _print(console, f"{folder}, member {member}", decoding, shares, means, number)
-    for text in _told(answers):
+    for text in _told(answers, stay):
         console.print(text, soft_wrap=True)
     for path in filter(None, (output, figure)):
         console.print(f"Wrote {path}", soft_wrap=True, markup=False)
@@ -114,21 +116,21 @@ def analyse(
 
 def _answers(
     model: Transformer, task: SravenConfig | FuzzyLogicConfig, seed: int, instances: int
-) -> dict[str, ArithmeticAnswers]:
+) -> tuple[dict[str, ArithmeticAnswers], dict[str, float]]:
     """To held-out instances of SRAVEN, as they are shown in training; none of fuzzy logic."""
     if not isinstance(task, SravenConfig):
-        return {}
+        return {}, {}
     first = FIRST_EVALUATION_INSTANCE
     batch = Sraven(task, seed).batch("held_out", range(first, first + instances))
-    return arithmetic_answers(model, batch)
+    return arithmetic_answers(model, batch), kept_answers(model, batch)
 
 
 def _parts(answers: dict[str, ArithmeticAnswers]) -> dict[str, Any]:
     return {rule: asdict(x) | {"told_apart": x.told_apart} for rule, x in answers.items()}
 
 
-def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:
-    """One line for each rule that occurs, and one for both."""
+def _told(answers: dict[str, ArithmeticAnswers], stay: dict[str, float]) -> Iterator[str]:
+    """One line for each rule that occurs, one for both, and one for rows."""
     results = {"addition": ("sum", "difference"), "subtraction": ("difference", "sum")}
     for rule, found in answers.items():
         right, other = results[rule]
@@ -142,6 +144,9 @@ def _told(answers: dict[str, ArithmeticAnswers]) -> Iterator[str]:
     if either:
         error = 50 / either**0.5
         yield f"Told apart: {100 * rightly / either:.1f} ± {error:.1f} % of these, 50 by chance"
+    if stay:
+        parts_of_rows = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in stay.items())
+        yield f"Answers that stay if a row is another instance's: {parts_of_rows}"
 
 
 def _extension(path: Path) -> str:

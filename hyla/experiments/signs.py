@@ -1,4 +1,4 @@
-"""Whether the trained models tell addition from subtraction."""
+"""Whether trained models tell addition from subtraction, and which rows they look at."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -6,19 +6,20 @@ from statistics import mean
 
 from torch import Tensor
 
-from hyla.analysis.arithmetic import (
+from hyla.analysis.answers import (
     ArithmeticAnswers,
     arithmetic_answers,
     best_symbols,
     judge_answers,
+    kept_answers,
 )
 from hyla.experiments.ablation import SRAVEN_GRID
-from hyla.experiments.declare import Experiment, Figure, Point, Row
+from hyla.experiments.declare import Axes, Experiment, Figure, Point, Row
 from hyla.experiments.rows import FinishedRun, Trained, chosen_models, hyperparameters, spread
-from hyla.experiments.sraven import ATTENTIONS, MILLION, depth_run
+from hyla.experiments.sraven import ATTENTIONS, MILLION, depth_run, heads_run
 from hyla.layers import member
 from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.train.config import sraven_run
+from hyla.train.config import RunConfig, sraven_run
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.trained import load_run
 
@@ -28,16 +29,20 @@ TOLD_APART = "told apart"
 
 
 def points() -> list[Point]:
-    """The models whose codes are looked at: those of table 1, and the deepest with least data."""
-    found = [
-        Point(
-            {"attention": attention, "depth": 4, "millions": 20},
-            sraven_run(SRAVEN_GRID, attention=attention),
-        )
-        for attention in ATTENTIONS
+    """The models whose codes are looked at (of table 1, and the deepest with least data), and two
+    with another number of heads."""
+    table = [
+        _point(attention, sraven_run(SRAVEN_GRID, attention=attention)) for attention in ATTENTIONS
     ]
-    deepest = {"attention": "softmax", "depth": 16, "millions": 10}
-    return [*found, Point(deepest, depth_run("softmax", 10 * MILLION, 16))]
+    deepest = _point("softmax", depth_run("softmax", 10 * MILLION, 16))
+    other_heads = [_point(one, heads_run(one, n)) for one, n in (("softmax", 4), ("hyla", 32))]
+    return [*table, deepest, *other_heads]
+
+
+def _point(attention: str, config: RunConfig) -> Point:
+    size = {"heads": config.model.heads, "depth": config.model.layers}
+    millions = config.steps * config.batch // MILLION
+    return Point({"attention": attention, **size, "millions": millions}, config)
 
 
 def told_apart(
@@ -72,6 +77,8 @@ def _of_model(trained: Trained, instances: int) -> dict[str, float]:
         "solved": _all(right),
         "solved but for signs": _all(right | swapped),
     }
+    for row, part in kept_answers(model, batch).items():
+        parts[f"kept, another {row}"] = part
     for rule, other in OTHER.items():
         parts |= {f"{rule}: right": found[rule].right, f"{rule}: as {other}": found[rule].other}
     return parts
@@ -87,25 +94,31 @@ def _both(answers: dict[str, ArithmeticAnswers]) -> float:
     return mean(answers[rule].told_apart for rule in OTHER)
 
 
+CAPTION = (
+    "Of features for which the two rules give different symbols. Told apart: of the answers that "
+    "either gives the percent that are right, 50 by chance. Solved: all features of an instance; "
+    "but for signs: if those with the other sign counted too. Kept: answers that stay if a "
+    "complete row is another instance's, 100 if it is not looked at."
+)
+
+
+def _table(title: str, axis: str, where: Axes) -> Figure:
+    return Figure("measures", title, x="attention", y=axis, where=dict(where), caption=CAPTION)
+
+
 SIGNS = Experiment(
     name="signs",
     title="SRAVEN: is addition told from subtraction?",
     where="nothing; beside table 1 and figure 5E",
     points=points,
     make=told_apart,
-    axes=("attention", "depth", "millions"),
+    axes=("attention", "heads", "depth", "millions"),
     keep=True,
     figures=(
-        Figure(
-            "measures",
-            "Answers to held-out features under addition and subtraction, percent",
-            x="attention",
-            y="depth",
-            caption="Of features for which the two rules give different symbols. Told apart: of "
-            "the answers that either gives the percent that are right, 50 by chance. Solved: all "
-            "features of an instance; but for signs: if those with the other sign counted too.",
-        ),
+        _table("Answers of models with 16 heads, percent", "depth", {"heads": 16}),
+        _table("Answers of models with 4 layers, percent", "heads", {"depth": 4}),
     ),
-    note="The models of table 1 whose codes are looked at, and those of 16 layers with 10 million "
-    "instances.",
+    smoke={"heads": (16, 32)},  # of 4 it would be the same run
+    note="The models of table 1 whose codes are looked at, those of 16 layers with 10 million "
+    "instances, and two with 4 and 32 heads.",
 )

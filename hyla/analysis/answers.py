@@ -1,9 +1,9 @@
-"""Whether a model tells addition from subtraction in SRAVEN.
+"""What a model's answers to SRAVEN show: are signs told apart, and which rows are looked at?
 
 Shapes: B instances, K features.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from hyla.model import Transformer, check_single
 from hyla.tasks.sraven import ADDITION, SUBTRACTION, SravenBatch
 
 AT_ONCE = 512  # instances, for the sake of memory
+COMPLETE_ROWS = ("first row", "second row")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,31 @@ def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, Arit
     True
     """
     return judge_answers(best_symbols(model, batch), batch)
+
+
+def kept_answers(model: Transformer, batch: SravenBatch) -> dict[str, float]:
+    """The part of the answers that stay if the "first row" ("second row") is another instance's.
+
+    A model that does not look at a row keeps all of them. Each instance gets the row of the one
+    before it in the batch.
+
+    >>> import hyla
+    >>> from hyla.tasks.sraven import Sraven, SravenConfig
+    >>> batch = Sraven(SravenConfig(features=2, values=5), seed=0).batch("all", 200)
+    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    >>> sorted(kept_answers(hyla.build(sizes, seed=0), batch))
+    ['first row', 'second row']
+    """
+    answers_BK = best_symbols(model, batch)
+    if len(answers_BK) < 2:
+        raise bad_value("batch", f"{len(answers_BK)} of them", "at least two instances")
+    found = {}
+    for row, name in enumerate(COMPLETE_ROWS):
+        panels = batch.panels.clone()
+        panels[:, row] = batch.panels[:, row].roll(1, dims=0)
+        others_BK = best_symbols(model, replace(batch, panels=panels))
+        found[name] = float((answers_BK == others_BK).double().mean())
+    return found
 
 
 @torch.no_grad()
