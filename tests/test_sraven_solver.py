@@ -14,7 +14,7 @@ from hyla.tasks.sraven_stats import statistics
 
 def completion(rule: str, rows: list[list[int]], values: int) -> int | None:
     """What a rule puts last, given all but the last symbol of the rows; None if it does not fit."""
-    (a0, b0, c0), (a1, b1, c1), (a2, b2) = rows
+    (a0, b0, c0), (a1, b1, c1), (a2, b2) = rows if len(rows) == 3 else (rows[0], *rows)
     if rule == "distribute three":
         symbols = {a0, b0, c0}
         fits = len(symbols) == 3 and {a1, b1, c1} == symbols and a2 != b2 and {a2, b2} <= symbols
@@ -29,16 +29,19 @@ def completion(rule: str, rows: list[list[int]], values: int) -> int | None:
     return (b2 + step) % values if fits else None
 
 
-def likelihood(rule: str, values: int) -> Fraction:
-    """The probability of nine symbols that a rule can produce."""
+def likelihood(rule: str, values: int, rows: int) -> Fraction:
+    """The probability of so many rows of three symbols that a rule can produce."""
     if rule == "distribute three":
-        return Fraction(1, comb(values, 3) * 6**3)
+        return Fraction(1, comb(values, 3) * 6**rows)
     free = 2 if rule in ("addition", "subtraction") else 1
-    return Fraction(1, values ** (3 * free))
+    return Fraction(1, values ** (rows * free))
 
 
 def brute_force(
-    panels: list[list[list[int]]], config: SravenConfig, combinations: list[tuple[int, ...]]
+    panels: list[list[list[int]]],
+    config: SravenConfig,
+    combinations: list[tuple[int, ...]],
+    rows: int,
 ) -> tuple[int, dict[tuple[int, ...], Fraction]]:
     """Tries every rule combination and every order of every column, one at a time."""
     slots = range(config.features)
@@ -48,12 +51,13 @@ def brute_force(
         answer, weight = [0] * config.features, Fraction(1, len(combinations) * len(orders) ** 3)
         for feature, rule in enumerate(combination):
             shown_at = [order.index(feature) for order in by_column]
-            rows = [[panels[r][c][shown_at[c]] for c in range(2 + (r < 2))] for r in range(3)]
-            symbol = completion(RULES[rule], rows, config.values)
+            seen = [[row[c][shown_at[c]] for c in range(3)] for row in panels[:rows]]
+            seen.append([panels[2][c][shown_at[c]] for c in range(2)])
+            symbol = completion(RULES[rule], seen, config.values)
             if symbol is None:
                 break
             answer[shown_at[2]] = symbol
-            weight *= likelihood(RULES[rule], config.values)
+            weight *= likelihood(RULES[rule], config.values, rows + 1)
         else:
             found += 1
             weights[tuple(answer)] = weights.get(tuple(answer), 0) + weight
@@ -65,19 +69,19 @@ def brute_force(
     "features, values, count", [(2, 3, 40), (2, 4, 40), (2, 5, 40), (3, 3, 5), (3, 4, 5), (3, 5, 5)]
 )
 @pytest.mark.parametrize("permute", [True, False])
-@pytest.mark.parametrize("split", ["all", "train"])
+@pytest.mark.parametrize("split, rows", [("all", 2), ("train", 2), ("all", 1)])
 def test_solver_agrees_with_brute_force(
-    features: int, values: int, count: int, permute: bool, split: str
+    features: int, values: int, count: int, permute: bool, split: str, rows: int
 ) -> None:
     config = SravenConfig(features=features, values=values, permute=permute)
     task = Sraven(config, seed=1)
     batch = task.batch(split, count)
     combinations = list(map(tuple, task.combinations[split].tolist()))
     every = list(combinations_with_replacement(range(8), features))
-    solution = solve(batch.panels, config, task.combinations[split])
+    solution = solve(batch.panels, config, task.combinations[split], rows=rows)
     for n in range(count):
         panels = batch.panels[n].tolist()
-        found, posterior = brute_force(panels, config, combinations)
+        found, posterior = brute_force(panels, config, combinations, rows)
         mine = solution.answer_instance == n
         given = dict(
             zip(
@@ -95,7 +99,7 @@ def test_solver_agrees_with_brute_force(
             assert solution.answer_count[n] == len(posterior)
             assert number_of_orders(solution, n, features if permute else 1) == found
         else:
-            assert set(given) == set(brute_force(panels, config, every)[1])
+            assert set(given) == set(brute_force(panels, config, every, rows)[1])
 
 
 def number_of_orders(solution: object, n: int, features: int) -> int:
@@ -377,6 +381,8 @@ def test_malformed_instances_say_where() -> None:
         solve(panels[0], config)
     with pytest.raises(ValueError, match="panels: expected symbols as int64"):
         solve(panels.float(), config)
+    with pytest.raises(ValueError, match="rows: expected 1 or 2, got 3"):
+        solve(panels, config, rows=3)
     panels[2, 1, 0, 3] = 8
     with pytest.raises(
         ValueError,

@@ -127,6 +127,6 @@ READERS_SRAVEN = Experiment(
     ),
     smoke={"features": (2, 3)},
     note="; ".join(f"{name}: {what}" for name, what in sraven_readers.READERS.items())
-    + ". All but the first find each answer by itself, so that a slot of another column may serve "
-    "several.",
+    + ". All but the exact ones find each answer by itself, so that a slot of another column may "
+    "serve several.",
 )

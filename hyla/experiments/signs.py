@@ -14,7 +14,7 @@ from hyla.analysis.answers import (
     kept_answers,
 )
 from hyla.experiments.ablation import SRAVEN_GRID
-from hyla.experiments.declare import Axes, Experiment, Figure, Point, Row
+from hyla.experiments.declare import Experiment, Figure, Point, Row
 from hyla.experiments.rows import FinishedRun, Trained, chosen_models, hyperparameters, spread
 from hyla.experiments.sraven import ATTENTIONS, MILLION, depth_run, heads_run
 from hyla.layers import member
@@ -94,18 +94,6 @@ def _both(answers: dict[str, ArithmeticAnswers]) -> float:
     return mean(answers[rule].told_apart for rule in OTHER)
 
 
-CAPTION = (
-    "Of features for which the two rules give different symbols. Told apart: of the answers that "
-    "either gives the percent that are right, 50 by chance. Solved: all features of an instance; "
-    "but for signs: if those with the other sign counted too. Kept: answers that stay if a "
-    "complete row is another instance's, 100 if it is not looked at."
-)
-
-
-def _table(title: str, axis: str, where: Axes) -> Figure:
-    return Figure("measures", title, x="attention", y=axis, where=dict(where), caption=CAPTION)
-
-
 SIGNS = Experiment(
     name="signs",
     title="SRAVEN: is addition told from subtraction?",
@@ -115,8 +103,18 @@ SIGNS = Experiment(
     axes=("attention", "heads", "depth", "millions"),
     keep=True,
     figures=(
-        _table("Answers of models with 16 heads, percent", "depth", {"heads": 16}),
-        _table("Answers of models with 4 layers, percent", "heads", {"depth": 4}),
+        Figure(
+            "measures",
+            "Answers to held-out instances, percent",
+            x="attention",
+            y="heads",
+            facet="depth",
+            caption="Of features for which the two rules give different symbols. Told apart: of "
+            "the answers that either gives the percent that are right, 50 by chance. Solved: all "
+            "features of an instance; but for signs: if those with the other sign counted too. "
+            "Kept: answers that stay if a complete row is another instance's, 100 if it is not "
+            "looked at.",
+        ),
     ),
     smoke={"heads": (16, 32)},  # of 4 it would be the same run
     note="The models of table 1 whose codes are looked at, those of 16 layers with 10 million "

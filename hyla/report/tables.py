@@ -216,16 +216,16 @@ def trainings(row: Row) -> list[tuple[float, str]]:
 def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
     """All measures of each row, after the values of its axes."""
     drawn = Drawn(figure.title)
+    first = [name for name in (figure.x, figure.y, figure.facet) if name]
 
     def check(row: Row) -> None:
-        need(row, figure.x, figure.y)
+        need(row, *first)
         if not isinstance(row.get("measures"), dict):
             raise MissingError("no measures")
 
     there = list(usable(drawn, rows, axes, check))
     if not there:
         return drawn
-    first = [name for name in (figure.x, figure.y) if name]
     names = list(dict.fromkeys(name for row in there for name in row["measures"]))
     papers = any(number(row.get("paper_mean")) is not None for row in there)
     head = [*map(spoken, first), *names[:1], *([PAPER] * papers), *names[1:]]

@@ -17,8 +17,8 @@ from hyla.tasks.sraven_solver import (
 )
 
 EXACT, SLOT_BY_SLOT, NO_SIGN = "exact", "slot by slot", "no sign"
-NO_ARITHMETIC, ONE_ROW = "no arithmetic", "one row"
-# But for the first they find each answer by itself, so that a slot of another column may serve
+NO_ARITHMETIC, ONE_ROW, ONE_ROW_EXACT = "no arithmetic", "one row", "one row, exact"
+# But for the exact ones they find each answer by itself, so that a slot of another column may serve
 # several. "no sign" finds the triples of slots that add or subtract in both rows, as "slot by slot"
 # does, but does not know which of the two it is.
 READERS = {
@@ -27,6 +27,7 @@ READERS = {
     NO_SIGN: "does not tell addition from subtraction",
     NO_ARITHMETIC: "does not know addition and subtraction",
     ONE_ROW: "does not look at the second row",
+    ONE_ROW_EXACT: "answers with the most probable panel, without the second row",
 }
 YARDSTICKS = (SLOT_BY_SLOT, NO_SIGN)  # that models are set beside
 AT_ONCE = 4096  # instances, for the sake of memory
@@ -48,15 +49,15 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     check_panels(panels, config)
     if reader not in READERS:
         raise unknown_name("reader", reader, READERS)
-    if reader == EXACT:
+    rows = 1 if reader in (ONE_ROW, ONE_ROW_EXACT) else 2
+    if reader in (EXACT, ONE_ROW_EXACT):
         symbols = torch.arange(config.values, device=panels.device)
-        return (solve(panels, config).best.unsqueeze(-1) == symbols).double()
-    return torch.cat([_slot_by_slot(reader, some, config) for some in panels.split(AT_ONCE)])
+        return (solve(panels, config, rows=rows).best.unsqueeze(-1) == symbols).double()
+    return torch.cat([_slot_by_slot(reader, some, config, rows) for some in panels.split(AT_ONCE)])
 
 
-def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
-    rows = (0,) if reader == ONE_ROW else (0, 1)
-    likelihood_R = rule_log_likelihood(config.values, len(rows) + 1).exp().to(panels.device)
+def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig, rows: int) -> Tensor:
+    likelihood_R = rule_log_likelihood(config.values, rows + 1).exp().to(panels.device)
     weight = fitting_triples(panels, config, rows) * likelihood_R
     arithmetic = [ADDITION, SUBTRACTION]
     if reader == NO_ARITHMETIC:

@@ -111,6 +111,7 @@ def solve(
     combinations: Tensor | None = None,
     *,
     chunk: int | None = None,
+    rows: int = 2,
 ) -> Solution:
     """Solves instances `[B, 3, 3, K]` exactly; the last panel is not looked at.
 
@@ -118,6 +119,7 @@ def solve(
         `Sraven(...).combinations["train"]`; all of them by default.
     chunk: how many instances are worked on at a time, which limits the memory; 8192 by default,
         131072 on a GPU.
+    rows: how many of the complete rows are looked at; with 1, only the first.
 
     >>> task = Sraven(SravenConfig(), seed=0)
     >>> batch = task.batch("all", 100)
@@ -131,10 +133,14 @@ def solve(
     if combinations.shape[1:] != (config.features,) or not len(combinations):
         expected = f"[combinations, {config.features}], those of one seed, at least one"
         raise bad_value("combinations", list(combinations.shape), expected)
+    if rows not in (1, 2):
+        raise bad_value("rows", rows, "1 or 2")
     if chunk is None:
         chunk = default_chunk(panels.device)
     parts = [
-        part for some in panels.split(chunk) for part in _solve_in_parts(some, config, combinations)
+        part
+        for some in panels.split(chunk)
+        for part in _solve_in_parts(some, config, combinations, rows)
     ]
     return _joined(parts) if len(parts) > 1 else parts[0]
 
@@ -163,43 +169,45 @@ class _TooManyHypothesesError(Exception):
     """The table of hypotheses would not fit into the memory."""
 
 
-def _solve_in_parts(panels: Tensor, config: SravenConfig, combinations: Tensor) -> list[Solution]:
+def _solve_in_parts(
+    panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int
+) -> list[Solution]:
     """Solves a chunk whole or, where it has too many hypotheses for that, in halves."""
     try:
-        return [_solve(panels, config, combinations)]
+        return [_solve(panels, config, combinations, rows)]
     except _TooManyHypothesesError:
         if len(panels) == 1:
             expected = f"a context that fewer than {MAX_BYTES / 8 / config.features**2:.0e}"
             given = "one with more"
             raise bad_value("panels", given, f"{expected} partial hypotheses fit") from None
     halves = panels.chunk(2)
-    return [part for half in halves for part in _solve_in_parts(half, config, combinations)]
+    return [part for half in halves for part in _solve_in_parts(half, config, combinations, rows)]
 
 
-def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor) -> Solution:
+def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int) -> Solution:
     if len(panels) * config.values**config.features >= 2**63:  # answers are counted in one number
         if len(panels) > 1:
             raise _TooManyHypothesesError
         given = f"{config.features} features of {config.values} values"
         raise bad_value("features, values", given, "values ** features below 2^63")
-    fits = fitting_triples(panels, config)
+    fits = fitting_triples(panels, config, rows)
     instance, first, second, rules = _assignments(fits, config)
     answers = _prescribed(panels, instance, first, second, rules, config.values)
-    log_weight = _log_weight(rules, config, combinations)
+    log_weight = _log_weight(rules, config, combinations, rows)
     found = Hypotheses(instance, rules, first, second, answers, log_weight)
     return _posterior(found, len(panels), config)
 
 
-def fitting_triples(panels: Tensor, config: SravenConfig, rows: Sequence[int] = (0, 1)) -> Tensor:
+def fitting_triples(panels: Tensor, config: SravenConfig, rows: int) -> Tensor:
     """Which rules fit each triple of slots, `[B, S3, S1, S2, R]`.
 
-    rows: the complete rows that are looked at, beside the first two columns of the last row.
+    rows: how many complete rows are looked at, beside the first two columns of the last row.
     """
     values, x = config.values, panels.to(torch.int16)
     # Symbols of the first two columns by row, and of the last by complete row.
     a, b = x[:, :, 0, None, :, None].unbind(dim=1), x[:, :, 1, None, None, :].unbind(dim=1)
     c = x[:, :2, 2, :, None, None].unbind(dim=1)
-    complete = [(a[row], b[row], c[row]) for row in rows]
+    complete = [(a[row], b[row], c[row]) for row in range(rows)]
     step = (b[2] - a[2]) % values
     progresses = adds = subtracts = torch.ones_like(step, dtype=torch.bool)
     distributes = a[2] != b[2]
@@ -261,7 +269,7 @@ def _prescribed(
     return torch.where(rules == DISTRIBUTE_THREE, a0 + b0 + c0 - a2 - b2, answer)
 
 
-def rule_log_likelihood(values: int, rows: int = 3) -> Tensor:
+def rule_log_likelihood(values: int, rows: int) -> Tensor:
     """Log probability of the symbols of a feature in so many rows under each rule that fits them.
 
     One free symbol a row for constant and progressions, two for addition and subtraction; for
@@ -272,9 +280,12 @@ def rule_log_likelihood(values: int, rows: int = 3) -> Tensor:
     return torch.tensor([one] * len(STEPS) + [two, two, three], dtype=torch.float64)
 
 
-def _log_weight(rules: Tensor, config: SravenConfig, combinations: Tensor) -> Tensor:
+def _log_weight(
+    rules: Tensor, config: SravenConfig, combinations: Tensor, complete_rows: int
+) -> Tensor:
     """Log of prior times likelihood of the hypotheses, `[N]`."""
-    likelihood = rule_log_likelihood(config.values).to(rules.device)[rules].sum(dim=-1)
+    each = rule_log_likelihood(config.values, complete_rows + 1).to(rules.device)
+    likelihood = each[rules].sum(dim=-1)
     base = len(RULES) ** torch.arange(config.features - 1, -1, -1, device=rules.device)
     known = (combinations.sort(dim=-1).values * base).sum(dim=-1).sort().values
     code = (rules.sort(dim=-1).values * base).sum(dim=-1)
