@@ -107,7 +107,8 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
         found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
         if signs := evaluation["held_out"].get("signs"):  # runs of before have none
             found["signs"] = {name: percent(part) for name, part in signs.items()}
-            found["by_step"] = by_step(held_out)
+            if all(r.get("signs") for r in held_out):
+                found["by_step"] = by_step(held_out)
     elif "unknown" in evaluation:
         unknown = [r for r in records if r.get("split") == "unknown"]
         found["unknown_terms_by_step"] = {r["step"]: percent(r["r2"]) for r in unknown}

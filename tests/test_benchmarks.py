@@ -177,11 +177,18 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
             shown = found["features_right"]["constant"]
             assert shown == (None if right is None else pytest.approx(100 * right, abs=0.006))
             evaluated = [r for r in own if r.get("split") == "held_out"]
-            other = [100 * r["signs"]["other"] for r in evaluated]
-            assert found["by_step"]["sign other"] == pytest.approx(other, abs=0.006)
-            three = [r["feature_accuracy_by_rule"]["distribute three"] for r in evaluated]
-            shown = found["by_step"]["distribute three"]
-            assert shown == pytest.approx([100 * x for x in three], abs=0.006)
+            rules = [r["feature_accuracy_by_rule"] for r in evaluated]
+            signs = [r["signs"] for r in evaluated]
+            curves = {
+                name: [part[name] for part in rules] for name in ("constant", "distribute three")
+            }
+            curves |= {
+                f"sign {name}": [part[name] for part in signs] for name in ("right", "other")
+            }
+            assert set(found["by_step"]) == set(curves)
+            for name, parts in curves.items():
+                shown = [None if x is None else pytest.approx(100 * x, abs=0.006) for x in parts]
+                assert found["by_step"][name] == shown
         else:
             terms = [100 * r["r2"] for r in own if r.get("split") == "unknown"]
             assert [*found["unknown_terms_by_step"].values()] == pytest.approx(terms, abs=0.006)

@@ -14,7 +14,7 @@ from helpers import tiny_run
 from hyla.experiments import EXPERIMENTS, code_rows, runner
 from hyla.experiments.ablation import ABLATION, ROWS, title
 from hyla.experiments.declare import Point
-from hyla.experiments.results import read_rows, results_file, write_rows
+from hyla.experiments.results import is_at, read_rows, results_file, write_rows
 from hyla.experiments.runner import (
     Options,
     chosen_points,
@@ -32,6 +32,8 @@ from hyla.train import TimeUp, load_run
 from hyla.train.config import grid
 from hyla.train.runs import folder_name
 from hyla.train.watch import Watcher
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_runs_are_split_by_warmup_and_by_search() -> None:
@@ -134,6 +136,14 @@ def test_the_ablation_table_is_the_papers() -> None:
     assert (hyla.config.steps, hyla.config.batch, len(hyla.config.members)) == (156250, 128, 12)
     assert by_place[title("softmax", "moe"), "fuzzy logic"].config.model.feed_forward == "moe"  # type: ignore[union-attr]
     assert {m.warmup for m in hyla.config.members} == {1000}
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "demo" not in name])
+def test_every_result_is_at_a_point(name: str) -> None:
+    rows, points = read_rows(ROOT / f"results/{name}.json"), EXPERIMENTS[name].points()
+    assert rows
+    for row in rows:
+        assert sum(is_at(row, point.axes) for point in points) == 1
 
 
 def test_every_experiment_has_points_with_its_axes_at_every_scale() -> None:

@@ -109,11 +109,10 @@ SIGNS = Experiment(
             x="attention",
             y="heads",
             facet="depth",
-            caption="Of features for which the two rules give different symbols. Told apart: of "
-            "the answers that either gives the percent that are right, 50 by chance. Solved: all "
-            "features of an instance; but for signs: if those with the other sign counted too. "
-            "Kept: answers that stay if a complete row is another instance's, 100 if it is not "
-            "looked at.",
+            caption="Told apart: of the answers that one of the two rules gives, where these "
+            "differ, the percent that are right, 50 by chance. Solved: all features of an "
+            "instance; but for signs: if those with the other sign counted too. Kept: answers that "
+            "stay if a complete row is another instance's, 100 if it is not looked at.",
         ),
     ),
     smoke={"heads": (16, 32)},  # of 4 it would be the same run
