@@ -76,6 +76,8 @@ def test_it_prints_what_the_library_measures(
     assert f"{found.measured.macro_f1[1]:.3f}" in table
     assert f"{found.control.macro_f1[1]:.3f}" in table
     assert f"{label} decoded, held out" in table
+    model = load_run(run)[0].model
+    assert f"({model.attention}, {model.layers} layers, {model.heads} heads, seed" in table
     assert ("Cosine similarity" in table) == (run.name == "sraven")
     told = [line for line in table.splitlines() if line.startswith("Answers under ")]
     assert len(told) == 2 * (run.name == "sraven")
@@ -85,9 +87,11 @@ def test_it_prints_what_the_library_measures(
         assert f"Answers under subtraction, held out: {words} (of {part.count}" in told[1]
         right = sum(x.right * x.count for x in expected.values())
         either = right + sum(x.other * x.count for x in expected.values())
-        assert f"\nTold apart: {100 * right / either:.1f} ± {50 / either**0.5:.1f} %" in table
+        words = "of the answers that are the sum or the difference"
+        shown = f"{100 * right / either:.1f} ± {50 / either**0.5:.1f} %"
+        assert f"\nTold apart: {words} {shown} are right, 50 by chance\n" in table
         words = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in stay.items())
-        assert f"\nAnswers that stay if a row is another instance's: {words}\n" in table
+        assert f"\nAnswers that stay if a row is replaced by another instance's: {words} (" in table
     assert f"Wrote {files['output']}" in table
 
 

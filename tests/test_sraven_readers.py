@@ -124,7 +124,7 @@ def test_one_row_is_the_first() -> None:
     panels = Sraven(SMALL, seed=1).batch("all", 100).panels
     other = panels.clone()
     other[:, 1] = (other[:, 1] + 1) % SMALL.values
-    for reader in ("one row", "one row, exact"):
+    for reader in ("one row", "one row exact"):
         assert torch.equal(read(reader, other, SMALL), read(reader, panels, SMALL))
     assert not torch.equal(read("no sign", other, SMALL), read("no sign", panels, SMALL))
 

@@ -107,7 +107,9 @@ def analyse(
         shared.write_json(without_nan(record))
         return
     console = shared.output()
-    _print(console, f"{folder}, member {member}", decoding, shares, means, number)
+    sizes = f"{config.model.attention}, {config.model.layers} layers, {config.model.heads} heads"
+    about_model = f"{folder}, member {member} ({sizes}, seed {seed_of_data})"
+    _print(console, about_model, decoding, shares, means, number)
     for text in _told(answers, stay):
         console.print(text, soft_wrap=True)
     for path in filter(None, (output, figure)):
@@ -142,11 +144,17 @@ def _told(answers: dict[str, ArithmeticAnswers], stay: dict[str, float]) -> Iter
     parts = [(x.right * x.count, x.other * x.count) for x in answers.values() if x.count]
     rightly, either = sum(x for x, _ in parts), sum(x + y for x, y in parts)
     if either:
-        error = 50 / either**0.5
-        yield f"Told apart: {100 * rightly / either:.1f} ± {error:.1f} % of these, 50 by chance"
+        either_sign = f"{100 * rightly / either:.1f} ± {50 / either**0.5:.1f}"
+        yield (
+            f"Told apart: of the answers that are the sum or the difference {either_sign} % are "
+            "right, 50 by chance"
+        )
     if stay:
         parts_of_rows = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in stay.items())
-        yield f"Answers that stay if a row is another instance's: {parts_of_rows}"
+        yield (
+            f"Answers that stay if a row is replaced by another instance's: {parts_of_rows} "
+            "(100: not looked at)"
+        )
 
 
 def _extension(path: Path) -> str:

@@ -46,7 +46,9 @@ def reproduce(
     scale: Annotated[
         str | None, arg(metavar="{" + ",".join(SCALES) + "}", help_behavior_hint="")
     ] = None,
-    only: Annotated[tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]")] = (),
+    only: Annotated[
+        tuple[str, ...] | None, arg(metavar="AXIS=VALUE [AXIS=VALUE ...]", help_behavior_hint="")
+    ] = None,
     search: Annotated[str, arg(metavar="{" + "|".join([*SEARCHES, ONE_SETTING]) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
@@ -182,13 +184,16 @@ def _check(
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
 
 
-def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def _wanted(only: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
     """The values asked for, by axis."""
     wanted: dict[str, tuple[str, ...]] = {}
-    for text in only:
+    expected = "AXIS=VALUE, such as attention=hyla"
+    if only == ():
+        raise bad_value("only", "nothing", expected)
+    for text in only or ():
         axis, equals, value = text.partition("=")
         if not equals:
-            raise bad_value("only", repr(text), "AXIS=VALUE, such as attention=hyla")
+            raise bad_value("only", repr(text), expected)
         wanted[axis] = (*wanted.get(axis, ()), value)
     return wanted
 

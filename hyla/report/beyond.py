@@ -23,8 +23,8 @@ ABOUT = (
 )
 ABOUT_YARDSTICKS = (
     "Below the solver two yardsticks that see less than it and are no models either. Slot by slot: "
-    "who finds each answer by itself, so that a slot of another column may serve several. No sign: "
-    "who also does not tell addition from subtraction."
+    "who finds each answer by itself, without using that a slot of another column belongs to one "
+    "answer only. No sign: who also does not tell addition from subtraction."
 )
 LEAST_LEARNED = 3  # rules with a column of their own
 

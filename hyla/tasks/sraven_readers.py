@@ -17,7 +17,7 @@ from hyla.tasks.sraven_solver import (
 )
 
 EXACT, SLOT_BY_SLOT, NO_SIGN = "exact", "slot by slot", "no sign"
-NO_ARITHMETIC, ONE_ROW, ONE_ROW_EXACT = "no arithmetic", "one row", "one row, exact"
+NO_ARITHMETIC, ONE_ROW, ONE_ROW_EXACT = "no arithmetic", "one row", "one row exact"
 # But for the exact ones they find each answer by itself, so that a slot of another column may serve
 # several. "no sign" finds the triples of slots that add or subtract in both rows, as "slot by slot"
 # does, but does not know which of the two it is.

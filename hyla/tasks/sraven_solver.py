@@ -134,7 +134,7 @@ def solve(
         expected = f"[combinations, {config.features}], those of one seed, at least one"
         raise bad_value("combinations", list(combinations.shape), expected)
     if rows not in (1, 2):
-        raise bad_value("rows", rows, "1 or 2")
+        raise bad_value("rows", repr(rows), "1 or 2")
     if chunk is None:
         chunk = default_chunk(panels.device)
     parts = [
