@@ -76,8 +76,11 @@ def test_it_prints_what_the_library_measures(
     assert f"{found.measured.macro_f1[1]:.3f}" in table
     assert f"{found.control.macro_f1[1]:.3f}" in table
     assert f"{label} decoded, held out" in table
+    assert "Explained is - where codes do not vary" in table
+    assert "nan" not in table
     model = load_run(run)[0].model
-    assert f"({model.attention}, {model.layers} layers, {model.heads} heads, seed" in table
+    sizes = f"{model.attention}, {model.layers} layers, {model.heads} heads, seed 5"
+    assert table.startswith(f"{run}, member 1: {sizes}\n")
     assert ("Cosine similarity" in table) == (run.name == "sraven")
     told = [line for line in table.splitlines() if line.startswith("Answers under ")]
     assert len(told) == 2 * (run.name == "sraven")

@@ -44,6 +44,10 @@ COLOURS = {
     "sraven": ("rule", "prediction"),
     "fuzzy_logic": ("target", "function", "term 1", "term 2"),
 }
+HOW_DECODED = (
+    "Classes weigh the same, so accuracy may be below that of the majority. Explained is - where "
+    "codes do not vary: nothing can be decoded from such a layer."
+)
 
 
 def analyse(
@@ -108,8 +112,9 @@ def analyse(
         return
     console = shared.output()
     sizes = f"{config.model.attention}, {config.model.layers} layers, {config.model.heads} heads"
-    about_model = f"{folder}, member {member} ({sizes}, seed {seed_of_data})"
-    _print(console, about_model, decoding, shares, means, number)
+    about_model = f"{folder}, member {member}: {sizes}, seed {seed_of_data}"
+    console.print(about_model, soft_wrap=True, markup=False, highlight=False)
+    _print(console, decoding, shares, means, number)
     for text in _told(answers, stay):
         console.print(text, soft_wrap=True)
     for path in filter(None, (output, figure)):
@@ -214,14 +219,13 @@ def _record(
 
 def _print(
     console: Console,
-    title: str,
     found: Decoding,
     shares: dict[str, Any],
     means: MeanCodes | None,
     layer: int,
 ) -> None:
     assert found.control is not None
-    table = Table(title=f"{title}: {found.label} decoded, held out", title_justify="left")
+    table = Table(title=f"{found.label} decoded, held out", title_justify="left")
     names = ("layer", "macro F1", "shuffled", "accuracy", "shuffled", "majority")
     for name in (*names, *(f"explained by {name}" for name in shares)):
         table.add_column(name, justify="right")
@@ -231,18 +235,23 @@ def _print(
             found.measured.accuracy[i], found.control.accuracy[i], found.majority_accuracy,
             *(by_layer[i] for by_layer in shares.values()),
         ]  # fmt: skip
-        table.add_row(str(number), *(f"{score:.3f}" for score in numbers))
+        table.add_row(str(number), *map(_score, numbers))
     console.print(table)
+    console.print(HOW_DECODED, soft_wrap=True)
     table = Table(title=f"F1 by {found.label}; - is not in both splits", title_justify="left")
     table.add_column(found.label)
     for name in ("train", "held out", *(f"layer {number}" for number in found.layers)):
         table.add_column(name, justify="right")
     for c, name in enumerate(found.names):
-        scores = (f"{f1:.3f}" if f1 == f1 else "-" for f1 in found.measured.f1[:, c])
+        scores = map(_score, found.measured.f1[:, c])
         table.add_row(name, str(found.train_counts[c]), str(found.test_counts[c]), *scores)
     console.print(table)
     if means is not None:
         console.print(_similarity_table(means, layer))
+
+
+def _score(value: float) -> str:
+    return f"{value:.3f}" if value == value else "-"
 
 
 def _similarity_table(means: MeanCodes, layer: int) -> Table:
