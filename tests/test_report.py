@@ -64,19 +64,6 @@ def test_plotly_knows_all_that_is_drawn() -> None:
         seen.add(figure.kind)
 
 
-def test_tables_of_measures_tell_rows_apart() -> None:
-    experiment = EXPERIMENTS["signs"]
-    rows = rows_of(experiment)
-    ((drawn,),) = (draw(figure, rows, experiment.axes) for figure in experiment.figures)
-    assert drawn.table is not None
-    assert drawn.table.head[:4] == ["attention", "heads", "depth", "told apart"]
-    places = [tuple(cells[:3]) for cells in drawn.table.body]
-    assert places == [(r["attention"], str(r["heads"]), str(r["depth"])) for r in rows]
-    assert len(set(places)) == len(experiment.points())
-    for cells, row in zip(drawn.table.body, rows, strict=True):
-        assert str(cells[3].text).startswith(f"{row['mean']:.1f}")
-
-
 def test_lines_and_bars_show_the_numbers_of_the_rows() -> None:
     experiment = EXPERIMENTS["heads"]
     rows = rows_of(experiment)

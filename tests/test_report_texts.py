@@ -210,3 +210,16 @@ def test_hyla_on_sraven_is_one_of_three_runs_that_differ() -> None:
     for t in chosen:
         ends[t["seed"], t["learning_rate"], t["weight_decay"]].append(t["held_out"][-1])
     assert max(max(values) - min(values) for values in ends.values()) > 30  # percent
+
+
+def test_tables_of_measures_tell_rows_apart() -> None:
+    experiment = EXPERIMENTS["signs"]
+    rows = rows_of(experiment)
+    ((drawn,),) = (draw(figure, rows, experiment.axes) for figure in experiment.figures)
+    assert drawn.table is not None
+    assert drawn.table.head[:4] == ["attention", "heads", "depth", "told apart"]
+    places = [tuple(cells[:3]) for cells in drawn.table.body]
+    assert places == [(r["attention"], str(r["heads"]), str(r["depth"])) for r in rows]
+    assert len(set(places)) == len(experiment.points())
+    for cells, row in zip(drawn.table.body, rows, strict=True):
+        assert str(cells[3].text).startswith(f"{row['mean']:.1f}")

@@ -83,13 +83,8 @@ def test_solver_agrees_with_brute_force(
         panels = batch.panels[n].tolist()
         found, posterior = brute_force(panels, config, combinations, rows)
         mine = solution.answer_instance == n
-        given = dict(
-            zip(
-                map(tuple, solution.answers[mine].tolist()),
-                solution.probability[mine].tolist(),
-                strict=True,
-            )
-        )
+        answers = map(tuple, solution.answers[mine].tolist())
+        given = dict(zip(answers, solution.probability[mine].tolist(), strict=True))
         assert {a for a, p in given.items() if p > 0} == set(posterior)
         for answer, probability in posterior.items():
             assert given[answer] == pytest.approx(float(probability), rel=1e-9)
