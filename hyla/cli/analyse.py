@@ -149,9 +149,9 @@ def _told(answers: dict[str, ArithmeticAnswers], stay: dict[str, float]) -> Iter
     parts = [(x.right * x.count, x.other * x.count) for x in answers.values() if x.count]
     rightly, either = sum(x for x, _ in parts), sum(x + y for x, y in parts)
     if either:
-        either_sign = f"{100 * rightly / either:.1f} ± {50 / either**0.5:.1f}"
+        right_part = f"{100 * rightly / either:.1f} ± {50 / either**0.5:.1f}"
         yield (
-            f"Told apart: of the answers that are the sum or the difference {either_sign} % are "
+            f"Told apart: of the answers that are the sum or the difference {right_part} % are "
             "right, 50 by chance"
         )
     if stay:

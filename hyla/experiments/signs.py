@@ -29,8 +29,7 @@ TOLD_APART = "told apart"
 
 
 def points() -> list[Point]:
-    """The models whose codes are looked at (of table 1, and the deepest with least data), and two
-    with another number of heads."""
+    """Models of table 1, the deepest with least data, and two with another number of heads."""
     table = [
         _point(attention, sraven_run(SRAVEN_GRID, attention=attention)) for attention in ATTENTIONS
     ]
@@ -115,7 +114,7 @@ SIGNS = Experiment(
             "stay if a complete row is another instance's, 100 if it is not looked at.",
         ),
     ),
-    smoke={"heads": (16, 32)},  # of 4 it would be the same run
+    smoke={"heads": (16, 32)},  # there 16 heads become 4, so 4 is the same run
     note="The models of table 1 whose codes are looked at, those of 16 layers with 10 million "
     "instances, and two with 4 and 32 heads.",
 )
