@@ -1,9 +1,11 @@
 """Keeps the curves of trainings: `python benchmarks/trainings.py runs/paper/RUN ...`.
 
 Adds one line for each member of each run folder to results/trainings.json, or replaces it: held-out
-accuracy or R2 and training loss at every evaluation, and what the end came to. A row of results has
-only the chosen trainings, and their mean; these are all. The run must be of a row in results/,
-whose command and device the line takes over.
+accuracy or R2 and training loss at every evaluation, and what the end came to, or the step at which
+it was stopped. A row of results has only the chosen trainings, and their mean; these are all. A
+line takes over command and device from the row in results/ that the run is of; a run of none, such
+as one that was stopped, is given its command, and copies of one training are told apart:
+`--command "hyla train ..." --copy 2`.
 """
 
 import argparse
@@ -40,6 +42,7 @@ def axes(config: RunConfig) -> Entry:
         "heads": (paper.model.heads * paper.model.head_size // model.head_size, paper.model.heads),
         "features": (task.features, paper.task.features),
         "held_out_fraction": (task.held_out, paper.task.held_out),
+        "decay_head_biases": (config.decay_head_biases, paper.decay_head_biases),
     }
     return {name: value for name, (value, usual) in found.items() if value != usual}
 
@@ -57,26 +60,35 @@ def largest_rise(steps: list[int], losses: list[float], warmup: int) -> Entry | 
     return {"step": step, "from": round(before, 3), "to": round(after, 3)}
 
 
-def entries(run: Path, rows: Iterable[Entry]) -> list[Entry]:
-    """A line for each member of a finished run."""
+def entries(run: Path, rows: Iterable[Entry], command: str | None, copy: int) -> list[Entry]:
+    """A line for each member of a run."""
     row = next((row for row in rows if run.name in row.get("runs", ())), None)
-    if row is None:
-        raise SystemExit(f"{run}: expected the run of a row in results, but none names it")
-    if not (run / SUMMARY).is_file():
-        raise SystemExit(f"{run}: expected a finished run, got one without {SUMMARY}")
-    config = RunConfig.from_dict(read_config(run)[0])
-    summary = json.loads((run / SUMMARY).read_text())
+    if row is None and command is None:
+        raise SystemExit(
+            f"{run}: expected the run of a row in results, or --command; no row names it"
+        )
+    values, environment = read_config(run)
+    config = RunConfig.from_dict(values)
+    provenance = {name: row[name] for name in ("device", "versions", "command")} if row else {
+        "device": environment["device"],
+        "versions": {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")},
+    }  # fmt: skip
+    provenance |= {"command": command} if command else {}
+    provenance |= {"run": run.name, **({"copy": copy} if copy > 1 else {})}
     records = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
-    provenance = {name: row[name] for name in ("device", "versions", "command")}
+    ends: list[Entry | None] = [None] * len(config.members)
+    if (run / SUMMARY).is_file():
+        summary = json.loads((run / SUMMARY).read_text())
+        if summary["state"] != "stopped":
+            ends = summary["members"]
     return [
-        entry(config, number, end, [r for r in records if r["member"] == number])
-        | {"run": run.name, **provenance}
-        for number, end in enumerate(summary["members"])
+        entry(config, number, end, [r for r in records if r["member"] == number]) | provenance
+        for number, end in enumerate(ends)
     ]
 
 
-def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> Entry:
-    """Of one member: its part of the summary and its records."""
+def entry(config: RunConfig, number: int, end: Entry | None, records: list[Entry]) -> Entry:
+    """Of one member: its records and, if it has come to its end, its part of the summary."""
     member, fuzzy = config.members[number], config.task_name == "fuzzy_logic"
     measure, digits = ("r2", 6) if fuzzy else ("accuracy", 4)
     logged = {r["step"]: r["loss"] for r in records if "split" not in r}
@@ -97,6 +109,10 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
         "held_out": [percent(r[measure]) for r in held_out],
         "largest_rise": largest_rise([*logged], [*logged.values()], member.warmup),
     }
+    if not fuzzy and held_out and all(r.get("signs") for r in held_out):  # before, runs had none
+        found["by_step"] = by_step(held_out)
+    if end is None:
+        return found | {"stopped_at": max(logged), "steps": config.steps}
     evaluation = end["evaluation"]
     if evaluation is None:
         return found | {"diverged_at": end["diverged_at"]}
@@ -105,10 +121,8 @@ def entry(config: RunConfig, number: int, end: Entry, records: list[Entry]) -> E
     if not fuzzy:
         by_rule = evaluation["held_out"]["feature_accuracy_by_rule"]
         found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
-        if signs := evaluation["held_out"].get("signs"):  # runs of before have none
+        if signs := evaluation["held_out"].get("signs"):
             found["signs"] = {name: percent(part) for name, part in signs.items()}
-            if all(r.get("signs") for r in held_out):
-                found["by_step"] = by_step(held_out)
     elif "unknown" in evaluation:
         unknown = [r for r in records if r.get("split") == "unknown"]
         found["unknown_terms_by_step"] = {r["step"]: percent(r["r2"]) for r in unknown}
@@ -136,16 +150,20 @@ def main() -> None:
     """Adds lines to the file, which is replaced as a whole."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--command", help="that made the runs, if they are of no row in results")
+    parser.add_argument("--copy", type=int, default=1, help="number of a training made once more")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     kept = options.results / "trainings.json"
     rows = [
         row for path in options.results.glob("*.json") if path != kept for row in read_rows(path)
     ]
-    added = [entry for run in options.runs for entry in entries(run, rows)]
+    command, copy = options.command, options.copy
+    added = [entry for run in options.runs for entry in entries(run, rows, command, copy)]
     names = {run.name for run in options.runs}
     before = json.loads(kept.read_text()) if kept.is_file() else []
-    lines = [to_json(e) for e in [e for e in before if e["run"] not in names] + added]
+    others = [e for e in before if e["run"] not in names or e.get("copy", 1) != copy]
+    lines = [to_json(e) for e in others + added]
     with new_file(kept, overwrite=True) as file:
         file.write(("[\n" + ",\n".join(lines) + "\n]\n").encode())
     sys.stdout.write(

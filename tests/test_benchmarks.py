@@ -136,8 +136,8 @@ def test_bad_options_are_told(
     assert told in capsys.readouterr().err or told in str(ended.value)
 
 
-def keep(results: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "trainings.py"), *map(str, runs)]
+def keep(results: Path, *words: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "trainings.py"), *map(str, words)]
     command += ["--results", str(results)]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -197,12 +197,29 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
         assert found["training_loss"] == pytest.approx([losses[s] for s in (10, 20, 29)], abs=1e-4)
 
 
-def test_runs_without_rows_or_unfinished_are_not_kept(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps([{"runs": ["begun"]}]))
-    for name, reason in (("unheard", "but none names it"), ("begun", "expected a finished run")):
-        found = keep(tmp_path, tmp_path / name)
-        assert (found.returncode, reason in found.stderr) == (1, True), found.stderr
+def test_a_run_of_no_row_is_not_kept_without_its_command(tmp_path: Path) -> None:
+    found = keep(tmp_path, tmp_path / "unheard")
+    assert (found.returncode, "no row names it" in found.stderr) == (1, True), found.stderr
     assert not (tmp_path / "trainings.json").exists()
+
+
+def test_stopped_trainings_are_kept_as_far_as_they_came_and_copies_stay_apart(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "a-run"
+    train(tiny_run("sraven", evaluate_every=10), run, device="cpu", stop_at=25)
+    for words in (["--copy", "2"], [], ["--copy", "2"]):  # the third takes the place of the first
+        kept = keep(tmp_path, run, "--command", "hyla train", *words)
+        assert kept.returncode == 0, kept.stderr
+    lines = json.loads((tmp_path / "trainings.json").read_text())
+    assert [line.get("copy") for line in lines] == [None] * 3 + [2] * 3
+    for line in lines:
+        assert (line["stopped_at"], line["steps"], line["command"]) == (25, 29, "hyla train")
+        assert line["step"] == [10, 20, 25]  # where it stops it is evaluated
+        assert len(line["held_out"]) == len(line["by_step"]["sign right"]) == 3
+        assert line["device"]
+        assert line["versions"]["torch"] == torch.__version__
+        assert not {"in_distribution", "validation_loss", "features_right"} & set(line)
 
 
 def test_trainings_tell_where_they_differ_from_table_1() -> None:
