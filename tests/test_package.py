@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hyla
 from hyla.report import load
-from hyla.report.markdown import BEGIN, END, results_block
+from hyla.report.markdown import BEGIN, END, claims_block, results_block
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -105,6 +105,8 @@ def test_the_readme_shows_the_results() -> None:
     found = load(ROOT / "results", ROOT / "no-runs")
     block = README.split(BEGIN)[1].split(END)[0]
     assert block == results_block(found)
+    claims = (ROOT / "docs" / "claims.md").read_text()
+    assert claims.split(BEGIN)[1].split(END)[0] == claims_block(found)
     measured = {one.experiment.name: f"{one.measured} of {one.points}" for one in found}
     told = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| (.*) \|$", README, re.MULTILINE)
     counted = {}

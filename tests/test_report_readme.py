@@ -11,12 +11,12 @@ from test_report_rows import RULES, rows_of, write_results
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Verdict
-from hyla.experiments.judge import NOT_MEASURED, find
+from hyla.experiments.judge import find
 from hyla.experiments.results import read_rows
 from hyla.report import load, render
 from hyla.report.beyond import ABOUT, ABOUT_YARDSTICKS, beyond
 from hyla.report.found import Found
-from hyla.report.markdown import BEGIN, END, results_block, update
+from hyla.report.markdown import BEGIN, END, claims_block, results_block, update
 from hyla.report.summary import MEANING
 
 ROOT = Path(__file__).parents[1]
@@ -101,46 +101,36 @@ def test_a_row_searched_on_one_seed_is_marked(tmp_path: Path) -> None:
 def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path) -> None:
     rows = [row | {"scale": "paper"} for row in rows_of(EXPERIMENTS["ablation"])]
     (tmp_path / "ablation.json").write_text(json.dumps(rows))
-    lines = results_block(load(tmp_path, tmp_path / "runs")).splitlines()
+    found = load(tmp_path, tmp_path / "runs")
+    lines, sections = results_block(found).splitlines(), claims_block(found).split("\n## ")
     for experiment in EXPERIMENTS.values():
         for claim in experiment.claims:
-            told = [x for x in lines if claim.text in x and f" ({experiment.where})" in x]
+            told = [x for x in lines if x.startswith(f"| {claim.text} ({experiment.where}) | ")]
             assert len(told) == ("paper" in experiment.scales), claim.text
-            missing = [line for line in told if line.startswith("- Not measured: ")]
+            missing = [line for line in told if line.endswith(" | not measured |  |")]
             assert missing == (told if experiment.name != "ablation" else [])
-            command = f"`hyla reproduce {experiment.name} --scale paper`."
-            assert all(line.endswith(command) for line in missing)
+            inside = [x for x in sections if x.split("\n")[0].endswith(f": {experiment.where}")]
+            assert len(inside) == len(told)
+            for section in inside:
+                assert f": {claim.text}.**" in section
+                command = f"**Not measured: {claim.text}.**\n\n- `hyla reproduce {experiment.name} "
+                assert (f"{command}--scale paper`\n" in section) == bool(missing)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
-def test_many_comparisons_are_folded_and_none_is_lost(count: int) -> None:
-    each = tuple(f"label {i}; with: marks: {i}.0 against 0.0" for i in range(count))
+def test_each_comparison_of_a_claim_is_listed() -> None:
+    each = ("label 0; with: marks: 1.0 against 0.0", "label 1: 2.0 against 1.0, holds")
     verdict = Verdict("in part", "R2 lost, some hold (an aside; another)", each)
     claim = Claim("A claim", lambda rows: verdict)
     experiment = replace(EXPERIMENTS["fuzzy"], where="figure 0")
     found = Found(experiment, "paper", rows_of(experiment), verdicts=[(claim, verdict)])
-    missing = Found(EXPERIMENTS["heads"], verdicts=[(claim, NOT_MEASURED)])
-    lines = results_block([found, missing]).splitlines()
-    lines = lines[lines.index(MEANING) + 2 :]
-    first, whole = "- In part: A claim (figure 0). ", f"{verdict.summary}: {'; '.join(each)}."
-    assert lines[1].startswith("- Not measured: A claim (figure 5C)")
-    if count <= 4:
-        assert lines[0] == first + whole
-        assert len(lines) == 2
-    else:
-        assert lines[0] == f"{first}{verdict.summary}."
-        title = "Each comparison of the claims that have more than 4"
-        opening, closing = f"<details><summary>{title}</summary>", "</details>"
-        assert lines[2:] == ["", opening, "", f"- A claim, figure 0. {whole}", "", closing]
-
-
-def test_what_is_not_measured_has_the_command_of_the_papers_scale(tmp_path: Path) -> None:
-    rows = [row | {"scale": "smoke"} for row in rows_of(EXPERIMENTS["heads"])]
-    file = tmp_path / "runs" / "smoke" / "results" / "heads.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(rows))
-    block = results_block(load(tmp_path, tmp_path / "runs"))
-    assert "(figure 5C): `hyla reproduce heads --scale paper`." in block
+    assert f"| A claim (figure 0) | in part | {verdict.summary} |\n" in results_block([found])
+    listed = "".join(f"- {text}\n" for text in each)
+    whole = f"**In part: A claim.** {verdict.summary}\n\n{listed}"
+    assert claims_block([found]) == f"## {experiment.title}: figure 0\n\n{whole}"
+    smaller = replace(found, scale="smoke")  # says nothing of the paper's claim
+    assert "| A claim (figure 0) | not measured |  |\n" in results_block([smaller])
+    assert all(text not in claims_block([smaller]) for text in (verdict.summary, *each))
+    assert "- `hyla reproduce fuzzy --scale paper`\n" in claims_block([smaller])
 
 
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
@@ -148,13 +138,13 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "README.md"
     file.write_text(f"before\n{BEGIN}stale\n{END}\nafter\n")
     for _ in range(2):
-        update(file, load(results, runs))
+        update(file, results_block(load(results, runs)))
         text = file.read_text()
         assert text.startswith(f"before\n{BEGIN}| held out")
         assert text.endswith(f"{END}\nafter\n")
         assert "stale" not in text
-    block = text.split("Beyond the paper")
-    tables = [[line for line in part.splitlines() if line.startswith("| ")] for part in block]
+    parts = text.split(MEANING)[0], text.split(ABOUT)[1]
+    tables = [[line for line in part.splitlines() if line.startswith("| ")] for part in parts]
     assert [len(lines) for lines in tables] == [14, 2 + 13 + 1]  # the table's own, and the solver
     assert "HYLA has dead value networks, never on: layer 2 of the model with" in text
     # Never rounded up: what is said of all other rules holds for the least of them.
@@ -185,7 +175,7 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     assert ABOUT in unescape(page)
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
-        update(file, load(results, runs))
+        update(file, results_block(load(results, runs)))
     assert file.read_text() == "no marks"
 
 

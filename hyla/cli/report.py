@@ -18,6 +18,7 @@ def report(
     results: Path = RESULTS,
     figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
     readme: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    claims: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     json: bool = False,
 ) -> None:
     """Write one page of HTML with all results, figures and verdicts; it opens without a network.
@@ -27,10 +28,12 @@ def report(
         runs: Folder of the run folders, and of the results of smaller scales.
         results: Folder of the results at the paper's scale.
         figures: Also draw the main figures as PNG files, into this folder.
-        readme: Also write the table of ablations and the verdicts between the marks in this file.
+        readme: Also write the table of ablations and that of claims between the marks in this file.
+        claims: Also write every claim with its evidence between the marks in this file.
         json: Print JSON only.
     """
     from hyla.report import write
+    from hyla.report.markdown import claims_block, results_block, update
     from hyla.report.summary import counts, in_words
 
     if results != RESULTS and not results.exists():
@@ -44,10 +47,9 @@ def report(
         from hyla.report.static import draw_figures
 
         drawn = draw_figures(found, figures)
-    if readme is not None:
-        from hyla.report.markdown import update
-
-        update(readme, found)
+    for file, block in ((readme, results_block), (claims, claims_block)):
+        if file is not None:
+            update(file, block(found))
     problems = [problem for one in found for problem in one.problems]
     problems += [f"{s.path} is damaged: {s.problem}" for s in list_runs(runs) if s.problem]
     problems += [

@@ -11,7 +11,6 @@ REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
-FEW = 4  # comparisons can be read one by one; of more, the range of differences is told first
 TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
@@ -117,13 +116,11 @@ def all_above(
     if any(map(is_given, (row for a, b, _ in there for row in (a, b)))):
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
-    if len(there) > FEW:
-        each = [
-            (gap, shown(gap_row(a, b, name)))
-            for (gap, _), (a, b, _) in zip(gaps, there, strict=True)
-        ]
-        (_, least), (_, most) = min(each), max(each)
-        told += f", differences of {least} to {most}"
+    each = [
+        (gap, shown(gap_row(a, b, name))) for (gap, _), (a, b, _) in zip(gaps, there, strict=True)
+    ]
+    (_, least), (_, most) = min(each), max(each)
+    told += f", a difference of {most}" if len(each) == 1 else f", differences of {least} to {most}"
     return Verdict(judged, told, comparisons)
 
 

@@ -1,12 +1,12 @@
-"""The README's part of the results: the ablation table and a line for every claim."""
+"""Results in Markdown: tables of ablations and claims for the README, and what claims rest on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyla.errors import bad_value
 from hyla.experiments.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
-from hyla.experiments.declare import Row
-from hyla.experiments.judge import FEW, NOT_MEASURED, find
+from hyla.experiments.declare import Claim, Row, Verdict
+from hyla.experiments.judge import NOT_MEASURED, find
 from hyla.experiments.runner import Options
 from hyla.files import new_file
 from hyla.report.beyond import ABOUT, beyond
@@ -19,31 +19,52 @@ BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
 def results_block(found: Sequence[Found]) -> str:
-    """Markdown of what is measured at the paper's scale."""
+    """What is measured at the paper's scale: the table of ablations, a line for every claim."""
     there = [one for one in found if one.scale == "paper"]
     ablation = next((one for one in there if one.experiment is ABLATION), Found(ABLATION))
     rows = ablation.rows
-    table, claims = _table(rows), _claims(found)
-    lines = [
-        *table,
-        "",
-        " ".join([*notes(rows), ABLATION.note]),
-        "",
-        MEANING,
-        "",
-        *claims,
-        *_beyond(ablation),
+    lines = [*_table(rows), "", " ".join([*notes(rows), ABLATION.note]), "", MEANING, ""]
+    lines += ["| claim of the paper | verdict | numbers here |", "|---|---|---|"]
+    lines += [
+        f"| {claim.text} ({one.experiment.where}) | {verdict.outcome} | {verdict.summary} |"
+        for one, claim, verdict in _claims(found)
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_beyond(ablation)]) + "\n"
 
 
-def update(path: Path, found: Sequence[Found]) -> None:
-    """Writes the block between its two marks in a file."""
+def claims_block(found: Sequence[Found]) -> str:
+    """Every claim with each of its comparisons, or with the commands that would measure it."""
+    lines, where = [], ""
+    for one, claim, verdict in _claims(found):
+        if one.experiment.where != where:
+            where = one.experiment.where
+            lines += [f"## {one.experiment.title}: {where}", ""]
+        lines += [
+            f"**{verdict.outcome.capitalize()}: {claim.text}.** {verdict.summary}".strip(),
+            "",
+        ]
+        told = list(verdict.comparisons)
+        if verdict == NOT_MEASURED:
+            left = [Options("paper").command(one.experiment)]
+            told = [f"`{text}`" for text in (one.commands_left() if one.scale == "paper" else left)]
+        lines += [*(f"- {text}" for text in told), *([""] if told else [])]
+    return "\n".join(lines)
+
+
+def _claims(found: Sequence[Found]) -> Iterator[tuple[Found, Claim, Verdict]]:
+    """The claims of the paper, as they are judged at its scale."""
+    for one in found:
+        for claim, verdict in one.verdicts if "paper" in one.experiment.scales else ():
+            yield one, claim, verdict if one.scale == "paper" else NOT_MEASURED
+
+
+def update(path: Path, block: str) -> None:
+    """Writes a block between the two marks in a file."""
     text = path.read_text()
     begin, end = text.find(BEGIN), text.find(END)
     if not 0 <= begin < end:
         raise bad_value(str(path), "none", f"a file with the lines {BEGIN.strip()} and {END}")
-    text = text[: begin + len(BEGIN)] + results_block(found) + text[end:]
+    text = text[: begin + len(BEGIN)] + block + text[end:]
     with new_file(path, overwrite=True) as handle:
         handle.write(text.encode())
 
@@ -69,34 +90,3 @@ def _beyond(ablation: Found) -> list[str]:
         cells = [grid.head, ["---"] * len(grid.head), *grid.body]
         lines = ["", ABOUT, "", *(f"| {' | '.join(map(str, line))} |" for line in cells)]
     return [*lines, *(line for note in notes for line in ("", note))]
-
-
-def _claims(found: Sequence[Found]) -> list[str]:
-    """A line for each claim that is judged at the paper's scale, then for those that are not.
-
-    Where a claim has many comparisons, its line has how they come out, and all follow folded.
-    """
-    judged, left, folded = [], [], []
-    for one in found:
-        if "paper" not in one.experiment.scales:
-            continue
-        where, missing = one.experiment.where, []
-        for claim, verdict in one.verdicts:
-            if one.scale == "paper" and verdict.outcome != NOT_MEASURED.outcome:
-                told = verdict.evidence
-                if len(verdict.comparisons) > FEW:
-                    folded.append(f"- {claim.text}, {where}. {verdict.evidence}.")
-                    told = verdict.summary
-                judged.append(f"- {verdict.outcome.capitalize()}: {claim.text} ({where}). {told}.")
-            else:
-                missing.append(claim.text)
-        if missing:
-            commands = [Options("paper").command(one.experiment)]
-            if one.scale == "paper":
-                commands = one.commands_left()
-            told = ": " * bool(commands) + ", ".join(f"`{text}`" for text in commands)
-            left.append(f"- Not measured: {'; '.join(missing)} ({where}){told}.")
-    if folded:
-        heading = f"Each comparison of the claims that have more than {FEW}"
-        folded = ["", f"<details><summary>{heading}</summary>", "", *folded, "", "</details>"]
-    return judged + left + folded
