@@ -51,6 +51,7 @@ def test_the_list_names_the_precision_that_rows_have(hyla: Hyla) -> None:
         ("heads --scale demo", "scale of heads: unknown name 'demo'"),
         ("heads --only heads", "only: expected AXIS=VALUE"),
         ("heads --only", "only: expected AXIS=VALUE, such as attention=hyla, got nothing"),
+        ("heads --only None", "only: expected AXIS=VALUE, such as attention=hyla, got 'None'"),
         ("heads --only haeds=1", "only of heads: unknown name 'haeds'. Did you mean 'heads'"),
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),

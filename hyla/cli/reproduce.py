@@ -38,6 +38,7 @@ from hyla.train.watch import Watcher
 
 WIDE = 150  # characters of a terminal that has room for titles
 OUT_OF_TIME = 3  # what a process ends with that was stopped by the time limit
+EVERYTHING = ("all",)  # the points, unless --only says which; with nothing behind it, it is wrong
 Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
 
@@ -47,8 +48,8 @@ def reproduce(
         str | None, arg(metavar="{" + ",".join(SCALES) + "}", help_behavior_hint="")
     ] = None,
     only: Annotated[
-        tuple[str, ...] | None, arg(metavar="AXIS=VALUE [AXIS=VALUE ...]", help_behavior_hint="")
-    ] = None,
+        tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]", help_behavior_hint="")
+    ] = EVERYTHING,
     search: Annotated[str, arg(metavar="{" + "|".join([*SEARCHES, ONE_SETTING]) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
@@ -184,13 +185,13 @@ def _check(
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
 
 
-def _wanted(only: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
+def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The values asked for, by axis."""
     wanted: dict[str, tuple[str, ...]] = {}
     expected = "AXIS=VALUE, such as attention=hyla"
-    if only == ():
+    if not only:
         raise bad_value("only", "nothing", expected)
-    for text in only or ():
+    for text in only if only != EVERYTHING else ():
         axis, equals, value = text.partition("=")
         if not equals:
             raise bad_value("only", repr(text), expected)
