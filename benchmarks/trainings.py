@@ -62,36 +62,47 @@ def largest_rise(steps: list[int], losses: list[float], warmup: int) -> Entry | 
 
 def entries(run: Path, rows: Iterable[Entry], command: str | None, copy: int) -> list[Entry]:
     """A line for each member of a run."""
-    row = next((row for row in rows if run.name in row.get("runs", ())), None)
-    if row is None and command is None:
+    row = next((row for row in rows if run.name in row.get("runs", ())), {})
+    if not row and command is None:
         raise SystemExit(
             f"{run}: expected the run of a row in results, or --command; no row names it"
         )
     values, environment = read_config(run)
     config = RunConfig.from_dict(values)
-    provenance = {name: row[name] for name in ("device", "versions", "command")} if row else {
-        "device": environment["device"],
-        "versions": {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")},
-    }  # fmt: skip
-    provenance |= {"command": command} if command else {}
-    provenance |= {"run": run.name, **({"copy": copy} if copy > 1 else {})}
-    records = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
-    ends: list[Entry | None] = [None] * len(config.members)
+    versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
+    provenance: Entry = {"device": environment.get("device"), "versions": versions}
+    if row and copy == 1:  # a copy has the name of the row's run, and may be made elsewhere
+        provenance = {name: row[name] for name in provenance}
+    provenance |= {"command": command or row["command"], "run": run.name}
+    provenance |= {"copy": copy} if copy > 1 else {}
+    summary: Entry = {"members": [None] * len(config.members)}  # of a run that was killed
     if (run / SUMMARY).is_file():
         summary = json.loads((run / SUMMARY).read_text())
-        if summary["state"] != "stopped":
-            ends = summary["members"]
+    stopped = summary.get("state", "stopped") == "stopped"
+    records = read_records(run)
     return [
-        entry(config, number, end, [r for r in records if r["member"] == number]) | provenance
-        for number, end in enumerate(ends)
+        entry(config, number, end, [r for r in records if r["member"] == number], stopped)
+        | provenance
+        for number, end in enumerate(summary["members"])
     ]
 
 
-def entry(config: RunConfig, number: int, end: Entry | None, records: list[Entry]) -> Entry:
-    """Of one member: its records and, if it has come to its end, its part of the summary."""
+def read_records(run: Path) -> list[Entry]:
+    """What a run recorded; the last line may be torn where it was killed."""
+    text = (run / METRICS).read_text() if (run / METRICS).is_file() else ""
+    records = [json.loads(line) for line in text.split("\n")[:-1]]
+    if not any(r.get("split") == "held_out" for r in records):
+        raise SystemExit(f"{run}: expected evaluations in {METRICS}, there are none so far")
+    return records
+
+
+def entry(
+    config: RunConfig, number: int, end: Entry | None, records: list[Entry], stopped: bool
+) -> Entry:
+    """Of one member: its records and, if it was not stopped before, its part of the summary."""
     member, fuzzy = config.members[number], config.task_name == "fuzzy_logic"
     measure, digits = ("r2", 6) if fuzzy else ("accuracy", 4)
-    logged = {r["step"]: r["loss"] for r in records if "split" not in r}
+    logged = {r["step"]: r["loss"] for r in records if "split" not in r and "loss" in r}
     held_out = [r for r in records if r.get("split") == "held_out"]
     found = {
         "task": FUZZY if fuzzy else SRAVEN,
@@ -111,13 +122,15 @@ def entry(config: RunConfig, number: int, end: Entry | None, records: list[Entry
     }
     if not fuzzy and held_out and all(r.get("signs") for r in held_out):  # before, runs had none
         found["by_step"] = by_step(held_out)
-    if end is None:
-        return found | {"stopped_at": max(logged), "steps": config.steps}
-    evaluation = end["evaluation"]
-    if evaluation is None:
+    if end is not None and end["diverged_at"] is not None:
         return found | {"diverged_at": end["diverged_at"]}
+    if stopped or end is None:
+        last = held_out[-1]["instances"]  # more where it was asked to stop than on the way
+        return found | {"stopped_at": max(logged), "steps": config.steps, "last_evaluated_on": last}
+    evaluation = end["evaluation"]
     found["in_distribution"] = percent(evaluation["train"][measure])
-    found["validation_loss"] = round(evaluation["validation"]["loss"], digits)
+    if "validation" in evaluation:  # runs of `hyla train` have none
+        found["validation_loss"] = round(evaluation["validation"]["loss"], digits)
     if not fuzzy:
         by_rule = evaluation["held_out"]["feature_accuracy_by_rule"]
         found["features_right"] = {rule: percent(right) for rule, right in by_rule.items()}
@@ -154,6 +167,10 @@ def main() -> None:
     parser.add_argument("--copy", type=int, default=1, help="number of a training made once more")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.copy < 1:
+        parser.error(f"--copy: expected at least 1, got {options.copy}")
+    if len({run.name for run in options.runs}) < len(options.runs):
+        parser.error("runs: expected one folder of each name; give copies one by one, with --copy")
     kept = options.results / "trainings.json"
     rows = [
         row for path in options.results.glob("*.json") if path != kept for row in read_rows(path)

@@ -197,9 +197,20 @@ def test_curves_of_trainings_are_kept(tmp_path: Path, task: str, measure: str) -
         assert found["training_loss"] == pytest.approx([losses[s] for s in (10, 20, 29)], abs=1e-4)
 
 
-def test_a_run_of_no_row_is_not_kept_without_its_command(tmp_path: Path) -> None:
-    found = keep(tmp_path, tmp_path / "unheard")
-    assert (found.returncode, "no row names it" in found.stderr) == (1, True), found.stderr
+def test_a_run_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "a-run"
+    train(tiny_run("sraven", evaluate_every=10), run, device="cpu", stop_at=1)
+    (run / "metrics.jsonl").write_text("")
+    command = ["--command", "hyla train"]
+    for words, reason in (
+        ([run], "no row names it"),
+        ([run, *command], "expected evaluations in metrics.jsonl, there are none so far"),
+        ([run, *command, "--copy", "0"], "--copy: expected at least 1, got 0"),
+        ([run, run, *command], "expected one folder of each name"),
+    ):
+        found = keep(tmp_path, *words)
+        assert (found.returncode > 0, reason in found.stderr) == (True, True), found.stderr
+        assert "Traceback" not in found.stderr
     assert not (tmp_path / "trainings.json").exists()
 
 
@@ -207,19 +218,53 @@ def test_stopped_trainings_are_kept_as_far_as_they_came_and_copies_stay_apart(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "a-run"
-    train(tiny_run("sraven", evaluate_every=10), run, device="cpu", stop_at=25)
-    for words in (["--copy", "2"], [], ["--copy", "2"]):  # the third takes the place of the first
-        kept = keep(tmp_path, run, "--command", "hyla train", *words)
+    config = tiny_run("sraven", evaluate_every=10, decay_head_biases=True)
+    train(config, run, device="cpu", stop_at=25)
+    row = {"runs": ["a-run"], "device": "none", "versions": {}, "command": "hyla"}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    for words in (["--copy", "2"], ["--command", "hyla train"], ["--copy", "2"]):
+        kept = keep(tmp_path, run, *words)  # the third takes the place of the first
         assert kept.returncode == 0, kept.stderr
     lines = json.loads((tmp_path / "trainings.json").read_text())
     assert [line.get("copy") for line in lines] == [None] * 3 + [2] * 3
+    assert [line["command"] for line in lines] == ["hyla train"] * 3 + ["hyla"] * 3
+    assert all(line["device"] == "none" for line in lines[:3])  # that of the row
+    assert all(line["versions"]["torch"] == torch.__version__ for line in lines[3:])  # its own
     for line in lines:
-        assert (line["stopped_at"], line["steps"], line["command"]) == (25, 29, "hyla train")
+        assert (line["stopped_at"], line["steps"]) == (25, 29)
         assert line["step"] == [10, 20, 25]  # where it stops it is evaluated
+        assert line["last_evaluated_on"] == config.evaluation_instances
         assert len(line["held_out"]) == len(line["by_step"]["sign right"]) == 3
-        assert line["device"]
-        assert line["versions"]["torch"] == torch.__version__
+        assert line["decay_head_biases"]
         assert not {"in_distribution", "validation_loss", "features_right"} & set(line)
+
+
+def test_a_killed_training_is_kept_up_to_its_torn_record(tmp_path: Path) -> None:
+    run = tmp_path / "a-run"
+    config = tiny_run("sraven", evaluate_every=10)
+    train(config, run, device="cpu", stop_at=25)
+    (run / "summary.json").unlink()
+    text = (run / "metrics.jsonl").read_text()
+    torn = text[: text.index('{"step": 25')] + '{"step": 25, "mem'
+    (run / "metrics.jsonl").write_text(torn)
+    assert keep(tmp_path, run, "--command", "hyla train").returncode == 0
+    for line in json.loads((tmp_path / "trainings.json").read_text()):
+        assert (line["stopped_at"], line["step"]) == (20, [10, 20])
+        assert line["last_evaluated_on"] == config.interim_instances
+
+
+@pytest.mark.parametrize("stop_at", [25, None])
+def test_a_member_that_diverged_is_kept_with_its_step(tmp_path: Path, stop_at: int | None) -> None:
+    first, second, _ = tiny_run("sraven").members
+    members = first, replace(second, learning_rate=1e30)
+    config = tiny_run("sraven", evaluate_every=10, members=members, splits=("train", "held_out"))
+    summary = train(config, tmp_path / "a-run", device="cpu", stop_at=stop_at)
+    assert keep(tmp_path, tmp_path / "a-run", "--command", "hyla train").returncode == 0
+    sound, diverged = json.loads((tmp_path / "trainings.json").read_text())
+    assert diverged["diverged_at"] == summary["members"][1]["diverged_at"] is not None
+    assert "stopped_at" not in diverged
+    assert ("stopped_at" in sound) == (stop_at is not None)
+    assert ("in_distribution" in sound) == (stop_at is None)
 
 
 def test_trainings_tell_where_they_differ_from_table_1() -> None:

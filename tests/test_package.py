@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hyla
 from hyla.report import load
-from hyla.report.markdown import BEGIN, END, claims_block, results_block
+from hyla.report.markdown import BLOCKS, around
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -103,10 +103,10 @@ def test_the_readme_commands_run(tmp_path: Path) -> None:
 
 def test_the_readme_shows_the_results() -> None:
     found = load(ROOT / "results", ROOT / "no-runs")
-    block = README.split(BEGIN)[1].split(END)[0]
-    assert block == results_block(found)
-    claims = (ROOT / "docs" / "claims.md").read_text()
-    assert claims.split(BEGIN)[1].split(END)[0] == claims_block(found)
+    for name, file in (("results", ROOT / "README.md"), ("claims", ROOT / "docs" / "claims.md")):
+        before, after = around(file, name)
+        assert file.read_text() == before + BLOCKS[name](found) + after
+    block = BLOCKS["results"](found)
     measured = {one.experiment.name: f"{one.measured} of {one.points}" for one in found}
     told = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| (.*) \|$", README, re.MULTILINE)
     counted = {}

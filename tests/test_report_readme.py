@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from test_report_rows import RULES, rows_of, write_results
 
+from hyla.cli import main
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Verdict
 from hyla.experiments.judge import find
@@ -16,7 +17,7 @@ from hyla.experiments.results import read_rows
 from hyla.report import load, render
 from hyla.report.beyond import ABOUT, ABOUT_YARDSTICKS, beyond
 from hyla.report.found import Found
-from hyla.report.markdown import BEGIN, END, claims_block, results_block, update
+from hyla.report.markdown import claims_block, marks, results_block, update
 from hyla.report.summary import MEANING
 
 ROOT = Path(__file__).parents[1]
@@ -107,9 +108,11 @@ def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path
         for claim in experiment.claims:
             told = [x for x in lines if x.startswith(f"| {claim.text} ({experiment.where}) | ")]
             assert len(told) == ("paper" in experiment.scales), claim.text
-            missing = [line for line in told if line.endswith(" | not measured |  |")]
+            missing = [
+                line for line in told if line.endswith(" | not measured | how: docs/claims.md |")
+            ]
             assert missing == (told if experiment.name != "ablation" else [])
-            inside = [x for x in sections if x.split("\n")[0].endswith(f": {experiment.where}")]
+            inside = [x for x in sections if x.split("\n")[0].endswith(f" ({experiment.where})")]
             assert len(inside) == len(told)
             for section in inside:
                 assert f": {claim.text}.**" in section
@@ -126,22 +129,55 @@ def test_each_comparison_of_a_claim_is_listed() -> None:
     assert f"| A claim (figure 0) | in part | {verdict.summary} |\n" in results_block([found])
     listed = "".join(f"- {text}\n" for text in each)
     whole = f"**In part: A claim.** {verdict.summary}\n\n{listed}"
-    assert claims_block([found]) == f"## {experiment.title}: figure 0\n\n{whole}"
+    assert claims_block([found]) == f"## {experiment.title} (figure 0)\n\n{whole}"
     smaller = replace(found, scale="smoke")  # says nothing of the paper's claim
-    assert "| A claim (figure 0) | not measured |  |\n" in results_block([smaller])
+    assert "| A claim (figure 0) | not measured | how: docs/claims.md |\n" in results_block(
+        [smaller]
+    )
     assert all(text not in claims_block([smaller]) for text in (verdict.summary, *each))
     assert "- `hyla reproduce fuzzy --scale paper`\n" in claims_block([smaller])
+
+
+def test_rows_that_cannot_be_judged_break_no_table_and_have_their_command() -> None:
+    verdict = Verdict("not measured", "rows could not be judged (KeyError: 'a|b\nc')")
+    claim = Claim("A claim", lambda rows: verdict)
+    experiment = replace(EXPERIMENTS["fuzzy"], where="figure 0")
+    found = Found(experiment, "paper", rows_of(experiment), verdicts=[(claim, verdict)])
+    assert "(KeyError: 'a\\|b c') |\n" in results_block([found])
+    assert "- `hyla reproduce fuzzy --scale paper`\n" in claims_block([found])
+
+
+def test_the_command_writes_each_block_between_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, runs = write_results(tmp_path, dict)
+    file, page, found = tmp_path / "both.md", tmp_path / "page.html", load(results, runs)
+    words = ["hyla", "report", "--output", page, "--results", results, "--runs", runs]
+    monkeypatch.setattr(
+        "sys.argv", [*map(str, words), "--readme", str(file), "--claims", str(file)]
+    )
+    file.write_text("".join(marks("results")) + "\n")
+    with pytest.raises(SystemExit):
+        main()  # the marks of claims are missing
+    assert not page.exists()
+    file.write_text("".join(marks("results")) + "\n" + "".join(marks("claims")) + "\n")
+    main()
+    (first, end), (begin, last) = marks("results"), marks("claims")
+    blocks = f"{first}{results_block(found)}{end}\n{begin}{claims_block(found)}{last}\n"
+    assert file.read_text() == blocks
+    assert page.exists()
 
 
 def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path, dict)
     file = tmp_path / "README.md"
-    file.write_text(f"before\n{BEGIN}stale\n{END}\nafter\n")
+    begin, end = marks("results")
+    file.write_text(f"before\n{begin}stale\n{end}\nafter\n")
     for _ in range(2):
-        update(file, results_block(load(results, runs)))
+        update(file, "results", results_block(load(results, runs)))
         text = file.read_text()
-        assert text.startswith(f"before\n{BEGIN}| held out")
-        assert text.endswith(f"{END}\nafter\n")
+        assert text.startswith(f"before\n{begin}| held out")
+        assert text.endswith(f"{end}\nafter\n")
         assert "stale" not in text
     parts = text.split(MEANING)[0], text.split(ABOUT)[1]
     tables = [[line for line in part.splitlines() if line.startswith("| ")] for part in parts]
@@ -175,7 +211,7 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
     assert ABOUT in unescape(page)
     file.write_text("no marks")
     with pytest.raises(ValueError, match="expected a file with the lines"):
-        update(file, results_block(load(results, runs)))
+        update(file, "results", results_block(load(results, runs)))
     assert file.read_text() == "no marks"
 
 

@@ -33,7 +33,7 @@ def report(
         json: Print JSON only.
     """
     from hyla.report import write
-    from hyla.report.markdown import claims_block, results_block, update
+    from hyla.report.markdown import BLOCKS, around, update
     from hyla.report.summary import counts, in_words
 
     if results != RESULTS and not results.exists():
@@ -41,15 +41,18 @@ def report(
     for name, folder in (("runs", runs), ("results", results)):
         if folder.exists() and not folder.is_dir():
             raise bad_value(name, folder, "a folder")
+    blocks = {"results": readme, "claims": claims}
+    files = {name: file for name, file in blocks.items() if file is not None}
+    for name, file in files.items():  # what is wrong is told before anything is written
+        around(file, name)
     found = write(output, results, runs)
     drawn: list[Path] = []
     if figures is not None:
         from hyla.report.static import draw_figures
 
         drawn = draw_figures(found, figures)
-    for file, block in ((readme, results_block), (claims, claims_block)):
-        if file is not None:
-            update(file, block(found))
+    for name, file in files.items():
+        update(file, name, BLOCKS[name](found))
     problems = [problem for one in found for problem in one.problems]
     problems += [f"{s.path} is damaged: {s.problem}" for s in list_runs(runs) if s.problem]
     problems += [

@@ -15,8 +15,6 @@ from hyla.report.summary import MEANING
 from hyla.report.tables import marked_mean, notes
 from hyla.report.text import with_error
 
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
-
 
 def results_block(found: Sequence[Found]) -> str:
     """What is measured at the paper's scale: the table of ablations, a line for every claim."""
@@ -24,11 +22,11 @@ def results_block(found: Sequence[Found]) -> str:
     ablation = next((one for one in there if one.experiment is ABLATION), Found(ABLATION))
     rows = ablation.rows
     lines = [*_table(rows), "", " ".join([*notes(rows), ABLATION.note]), "", MEANING, ""]
-    lines += ["| claim of the paper | verdict | numbers here |", "|---|---|---|"]
-    lines += [
-        f"| {claim.text} ({one.experiment.where}) | {verdict.outcome} | {verdict.summary} |"
-        for one, claim, verdict in _claims(found)
-    ]
+    lines += ["| claim of the paper | verdict | comparisons that hold, differences in points |"]
+    lines += ["|---|---|---|"]
+    for one, claim, verdict in _claims(found):
+        told = _in_one_line(verdict.summary) or "how: docs/claims.md"
+        lines += [f"| {claim.text} ({one.experiment.where}) | {verdict.outcome} | {told} |"]
     return "\n".join([*lines, *_beyond(ablation)]) + "\n"
 
 
@@ -38,16 +36,15 @@ def claims_block(found: Sequence[Found]) -> str:
     for one, claim, verdict in _claims(found):
         if one.experiment.where != where:
             where = one.experiment.where
-            lines += [f"## {one.experiment.title}: {where}", ""]
-        lines += [
-            f"**{verdict.outcome.capitalize()}: {claim.text}.** {verdict.summary}".strip(),
-            "",
-        ]
+            lines += [f"## {one.experiment.title} ({where})", ""]
+        judged = (
+            f"**{verdict.outcome.capitalize()}: {claim.text}.** {_in_one_line(verdict.summary)}"
+        )
         told = list(verdict.comparisons)
-        if verdict == NOT_MEASURED:
-            left = [Options("paper").command(one.experiment)]
-            told = [f"`{text}`" for text in (one.commands_left() if one.scale == "paper" else left)]
-        lines += [*(f"- {text}" for text in told), *([""] if told else [])]
+        if verdict.outcome == NOT_MEASURED.outcome:
+            left = one.commands_left() if one.scale == "paper" else []
+            told = [f"`{text}`" for text in left or [Options("paper").command(one.experiment)]]
+        lines += [judged.strip(), "", *(f"- {text}" for text in told), *([""] if told else [])]
     return "\n".join(lines)
 
 
@@ -58,15 +55,30 @@ def _claims(found: Sequence[Found]) -> Iterator[tuple[Found, Claim, Verdict]]:
             yield one, claim, verdict if one.scale == "paper" else NOT_MEASURED
 
 
-def update(path: Path, block: str) -> None:
-    """Writes a block between the two marks in a file."""
-    text = path.read_text()
-    begin, end = text.find(BEGIN), text.find(END)
+def _in_one_line(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def marks(name: str) -> tuple[str, str]:
+    """What stands before and after a block in a file."""
+    return f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+
+
+def around(path: Path, name: str) -> tuple[str, str]:
+    """What a file has before and after a block, with its marks; ValueError if it has none."""
+    text, (first, last) = path.read_text(), marks(name)
+    begin, end = text.find(first), text.find(last)
     if not 0 <= begin < end:
-        raise bad_value(str(path), "none", f"a file with the lines {BEGIN.strip()} and {END}")
-    text = text[: begin + len(BEGIN)] + block + text[end:]
+        raise bad_value(str(path), "none", f"a file with the lines {first.strip()} and {last}")
+    return text[: begin + len(first)], text[end:]
+
+
+def update(path: Path, name: str, block: str) -> None:
+    """Writes a block between its marks in a file."""
+    before, after = around(path, name)
     with new_file(path, overwrite=True) as handle:
-        handle.write(text.encode())
+        handle.write(f"{before}{block}{after}".encode())
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -90,3 +102,6 @@ def _beyond(ablation: Found) -> list[str]:
         cells = [grid.head, ["---"] * len(grid.head), *grid.body]
         lines = ["", ABOUT, "", *(f"| {' | '.join(map(str, line))} |" for line in cells)]
     return [*lines, *(line for note in notes for line in ("", note))]
+
+
+BLOCKS = {"results": results_block, "claims": claims_block}  # by the names in their marks
