@@ -5,7 +5,8 @@ accuracy or R2 and training loss at every evaluation, and what the end came to, 
 it was stopped. A row of results has only the chosen trainings, and their mean; these are all. A
 line takes over command and device from the row in results/ that the run is of; a run of none, such
 as one that was stopped, is given its command, and copies of one training are told apart:
-`--command "hyla train ..." --copy 2`.
+`--command "hyla train ..." --copy 2`. To compare them closely, `--early 5000` also keeps every
+record of the training loss up to that step.
 """
 
 import argparse
@@ -60,7 +61,9 @@ def largest_rise(steps: list[int], losses: list[float], warmup: int) -> Entry | 
     return {"step": step, "from": round(before, 3), "to": round(after, 3)}
 
 
-def entries(run: Path, rows: Iterable[Entry], command: str | None, copy: int) -> list[Entry]:
+def entries(
+    run: Path, rows: Iterable[Entry], command: str | None, copy: int, early: int
+) -> list[Entry]:
     """A line for each member of a run."""
     row = next((row for row in rows if run.name in row.get("runs", ())), {})
     if not row and command is None:
@@ -79,12 +82,19 @@ def entries(run: Path, rows: Iterable[Entry], command: str | None, copy: int) ->
     if (run / SUMMARY).is_file():
         summary = json.loads((run / SUMMARY).read_text())
     stopped = summary.get("state", "stopped") == "stopped"
-    records = read_records(run)
-    return [
-        entry(config, number, end, [r for r in records if r["member"] == number], stopped)
-        | provenance
-        for number, end in enumerate(summary["members"])
-    ]
+    records, found = read_records(run), []
+    for number, end in enumerate(summary["members"]):
+        own = [r for r in records if r["member"] == number]
+        line = entry(config, number, end, own, stopped) | provenance
+        first = {step: loss for step, loss in logged_losses(own).items() if step <= early}
+        losses = [round(loss, 7) for loss in first.values()]
+        found.append(line | ({"early": {"step": [*first], "loss": losses}} if first else {}))
+    return found
+
+
+def logged_losses(records: Iterable[Entry]) -> dict[int, float]:
+    """The training loss by step; the record that says that a member diverged has none."""
+    return {r["step"]: r["loss"] for r in records if "split" not in r and "loss" in r}
 
 
 def read_records(run: Path) -> list[Entry]:
@@ -102,7 +112,7 @@ def entry(
     """Of one member: its records and, if it was not stopped before, its part of the summary."""
     member, fuzzy = config.members[number], config.task_name == "fuzzy_logic"
     measure, digits = ("r2", 6) if fuzzy else ("accuracy", 4)
-    logged = {r["step"]: r["loss"] for r in records if "split" not in r and "loss" in r}
+    logged = logged_losses(records)
     held_out = [r for r in records if r.get("split") == "held_out"]
     found = {
         "task": FUZZY if fuzzy else SRAVEN,
@@ -165,6 +175,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--command", help="that made the runs, if they are of no row in results")
     parser.add_argument("--copy", type=int, default=1, help="number of a training made once more")
+    parser.add_argument("--early", type=int, default=0, help="last step of losses to be kept too")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.copy < 1:
@@ -175,11 +186,11 @@ def main() -> None:
     rows = [
         row for path in options.results.glob("*.json") if path != kept for row in read_rows(path)
     ]
-    command, copy = options.command, options.copy
-    added = [entry for run in options.runs for entry in entries(run, rows, command, copy)]
+    given = options.command, options.copy, options.early
+    added = [entry for run in options.runs for entry in entries(run, rows, *given)]
     names = {run.name for run in options.runs}
     before = json.loads(kept.read_text()) if kept.is_file() else []
-    others = [e for e in before if e["run"] not in names or e.get("copy", 1) != copy]
+    others = [e for e in before if e["run"] not in names or e.get("copy", 1) != options.copy]
     lines = [to_json(e) for e in others + added]
     with new_file(kept, overwrite=True) as file:
         file.write(("[\n" + ",\n".join(lines) + "\n]\n").encode())

@@ -247,7 +247,12 @@ def test_a_killed_training_is_kept_up_to_its_torn_record(tmp_path: Path) -> None
     text = (run / "metrics.jsonl").read_text()
     torn = text[: text.index('{"step": 25')] + '{"step": 25, "mem'
     (run / "metrics.jsonl").write_text(torn)
-    assert keep(tmp_path, run, "--command", "hyla train").returncode == 0
+    assert keep(tmp_path, run, "--command", "hyla train", "--early", "10").returncode == 0
+    records = [json.loads(line) for line in text.splitlines()]
+    for number, line in enumerate(json.loads((tmp_path / "trainings.json").read_text())):
+        own = [r for r in records if r["member"] == number and "split" not in r]
+        assert line["early"]["step"] == [r["step"] for r in own][:2] == [5, 10]
+        assert line["early"]["loss"] == pytest.approx([r["loss"] for r in own][:2], abs=1e-7)
     for line in json.loads((tmp_path / "trainings.json").read_text()):
         assert (line["stopped_at"], line["step"]) == (20, [10, 20])
         assert line["last_evaluated_on"] == config.interim_instances
