@@ -22,7 +22,7 @@ from hyla.files import new_file, to_json
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
 from hyla.train import RunConfig, sraven_run
-from hyla.train.runs import METRICS, SUMMARY, read_config
+from hyla.train.runs import CONFIG, METRICS, SUMMARY, read_config
 
 Entry = dict[str, Any]
 RESULTS = Path(__file__).parent.parent / "results"
@@ -65,6 +65,8 @@ def entries(
     run: Path, rows: Iterable[Entry], command: str | None, copy: int, early: int
 ) -> list[Entry]:
     """A line for each member of a run."""
+    if not (run / CONFIG).is_file():
+        raise SystemExit(f"{run}: expected a run folder, there is no {CONFIG} in it")
     row = next((row for row in rows if run.name in row.get("runs", ())), {})
     if not row and command is None:
         raise SystemExit(
@@ -172,11 +174,11 @@ def percent(fraction: float | None) -> float | None:
 def main() -> None:
     """Adds lines to the file, which is replaced as a whole."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--command", help="that made the runs, if they are of no row in results")
     parser.add_argument("--copy", type=int, default=1, help="number of a training made once more")
     parser.add_argument("--early", type=int, default=0, help="last step of losses to be kept too")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results")
     options = parser.parse_args()
     if options.copy < 1:
         parser.error(f"--copy: expected at least 1, got {options.copy}")

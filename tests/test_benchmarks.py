@@ -203,6 +203,7 @@ def test_a_run_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     command = ["--command", "hyla train"]
     for words, reason in (
+        ([tmp_path / "nowhere"], "nowhere: expected a run folder, there is no config.json in it"),
         ([run], "no row names it"),
         ([run, *command], "expected evaluations in metrics.jsonl, there are none so far"),
         ([run, *command, "--copy", "0"], "--copy: expected at least 1, got 0"),

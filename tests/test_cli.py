@@ -185,7 +185,7 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
         ("sraven show --index -1", "index: expected a whole number from 0"),
         ("sraven show --index 9223372036854775807", "index: expected a whole number from 0"),
         ("sraven show --seed -1", "seed: expected an int from 0"),
-        ("sraven show --held-out 1.5", "held_out: expected a fraction"),
+        ("sraven show --held-out 1.5", "--held-out: expected a fraction"),
         ("sraven show --output a.pdf", "output .*'pdf'.*Allowed: svg, png"),
         ("sraven show --output missing/a.png", "expected an existing folder"),
         ("sraven stats --instances 1", "instances: expected .* at least 2"),

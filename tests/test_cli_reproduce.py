@@ -49,17 +49,20 @@ def test_the_list_names_the_precision_that_rows_have(hyla: Hyla) -> None:
         ("ablatoin", "names: unknown name 'ablatoin'. Did you mean 'ablation'"),
         ("heads --scale smok", "scale: unknown name 'smok'. Did you mean 'smoke'"),
         ("heads --scale demo", "scale of heads: unknown name 'demo'"),
-        ("heads --only heads", "only: expected AXIS=VALUE"),
-        ("heads --only", "only: expected AXIS=VALUE, such as attention=hyla, got nothing"),
-        ("heads --only None", "only: expected AXIS=VALUE, such as attention=hyla, got 'None'"),
-        ("heads --only haeds=1", "only of heads: unknown name 'haeds'. Did you mean 'heads'"),
+        ("heads --only heads", "--only: expected AXIS=VALUE"),
+        ("heads --only", "--only: expected AXIS=VALUE, such as attention=hyla, got nothing"),
+        ("heads --only None", "--only: expected AXIS=VALUE, such as attention=hyla, got 'None'"),
+        (
+            "heads --only haeds=1",
+            "--only, axis of heads: unknown name 'haeds'. Did you mean 'heads'",
+        ),
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
         ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
         ("heads --processes 2 --again", "processes: expected 1 with --again"),
         ("heads --only heads=1 --only heads=2", "--only: given more than once"),
         ("heads --device nonsense", "device: expected one of this machine"),
-        ("heads --time-limit 0", "time_limit: expected a number of minutes above 0, got 0"),
+        ("heads --time-limit 0", "--time-limit: expected a number of minutes above 0, got 0"),
         (
             "heads --search frist-seed",
             "search: unknown name 'frist-seed'. Did you mean 'first-seed'",
@@ -197,7 +200,10 @@ def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
 
 def test_all_experiments_are_looked_at_before_one_is_run(hyla: Hyla) -> None:
     for names, message in [
-        ("heads features --scale smoke --only heads=1", "only of features: unknown name 'heads'"),
+        (
+            "heads features --scale smoke --only heads=1",
+            "--only, axis of features: unknown name 'heads'",
+        ),
         ("demo heads --scale demo", "scale of heads: unknown name 'demo'"),
     ]:
         assert message in hyla.error(f"reproduce {names} --runs {hyla.folder}")

@@ -229,10 +229,10 @@ def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:
 def test_wrong_names_are_told(tmp_path: Path) -> None:
     options = Options(scale="smoke", runs=tmp_path)
     for only, message in (
-        ({"rwo": ("HYLA",)}, "only of ablation: unknown name 'rwo'. Did you mean 'row'"),
+        ({"rwo": ("HYLA",)}, "only, axis of ablation: unknown name 'rwo'. Did you mean 'row'"),
         (
             {"row": ("HILA",)},
-            "only row of ablation at scale smoke: unknown name 'HILA'. Did you mean 'HYLA'",
+            "only, row of the experiment ablation at scale smoke: unknown name 'HILA'. Did you mean 'HYLA'",
         ),
     ):
         with pytest.raises(ValueError, match=message):

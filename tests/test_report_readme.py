@@ -18,7 +18,6 @@ from hyla.report import load, render
 from hyla.report.beyond import ABOUT, ABOUT_YARDSTICKS, beyond
 from hyla.report.found import Found
 from hyla.report.markdown import claims_block, marks, results_block, update
-from hyla.report.summary import MEANING
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,7 +108,7 @@ def test_every_claim_has_one_line_and_what_is_missing_its_command(tmp_path: Path
             told = [x for x in lines if x.startswith(f"| {claim.text} ({experiment.where}) | ")]
             assert len(told) == ("paper" in experiment.scales), claim.text
             missing = [
-                line for line in told if line.endswith(" | not measured | how: docs/claims.md |")
+                line for line in told if line.endswith(" | not measured | [how](docs/claims.md) |")
             ]
             assert missing == (told if experiment.name != "ablation" else [])
             inside = [x for x in sections if x.split("\n")[0].endswith(f" ({experiment.where})")]
@@ -131,7 +130,7 @@ def test_each_comparison_of_a_claim_is_listed() -> None:
     whole = f"**In part: A claim.** {verdict.summary}\n\n{listed}"
     assert claims_block([found]) == f"## {experiment.title} (figure 0)\n\n{whole}"
     smaller = replace(found, scale="smoke")  # says nothing of the paper's claim
-    assert "| A claim (figure 0) | not measured | how: docs/claims.md |\n" in results_block(
+    assert "| A claim (figure 0) | not measured | [how](docs/claims.md) |\n" in results_block(
         [smaller]
     )
     assert all(text not in claims_block([smaller]) for text in (verdict.summary, *each))
@@ -179,7 +178,7 @@ def test_the_block_of_a_readme_is_replaced(tmp_path: Path) -> None:
         assert text.startswith(f"before\n{begin}| held out")
         assert text.endswith(f"{end}\nafter\n")
         assert "stale" not in text
-    parts = text.split(MEANING)[0], text.split(ABOUT)[1]
+    parts = text.split("\nOf 31 claims")[0], text.split(ABOUT)[1]
     tables = [[line for line in part.splitlines() if line.startswith("| ")] for part in parts]
     assert [len(lines) for lines in tables] == [14, 2 + 13 + 1]  # the table's own, and the solver
     assert "HYLA has dead value networks, never on: layer 2 of the model with" in text

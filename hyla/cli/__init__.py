@@ -11,7 +11,7 @@ from types import FrameType
 from tyro.extras import SubcommandApp
 
 from hyla.cli import analyse, fuzzy, report, reproduce, runs, sraven, train
-from hyla.cli.parse import parse
+from hyla.cli.parse import as_typed, parse
 from hyla.cli.shared import command
 
 # Imported name and the name to install it by.
@@ -64,9 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command of the command line; what is wrong with it is told in one line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _ended_like_interrupted():
-            parse(app, sys.argv[1:] if arguments is None else arguments)()
+            parse(app, arguments)()
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         raise _fail(str(error) or "interrupted", 130) from None
@@ -83,4 +84,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise _fail(f"error: {reason}", 2) from None
     except ValueError as error:
-        raise _fail(f"error: {error}", 2) from None
+        raise _fail(f"error: {as_typed(str(error), arguments)}", 2) from None

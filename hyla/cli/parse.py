@@ -40,6 +40,19 @@ def parse(app: SubcommandApp, arguments: Sequence[str]) -> Callable[[], None]:
     raise ValueError(_explained(app, arguments, printed.getvalue()))
 
 
+def as_typed(message: str, arguments: Sequence[str]) -> str:
+    """An error of the library, with the option that it is about as it was typed.
+
+    >>> as_typed("time_limit: expected a number of minutes above 0, got -1.", ["--time-limit=-1"])
+    '--time-limit: expected a number of minutes above 0, got -1.'
+    """
+    name = re.match(r"[a-z_]+(?=[:, ])", message)
+    option = _option(f"--{name[0]}") if name else ""
+    if name is None or option not in map(_option, arguments):
+        return message
+    return option + message[name.end() :]
+
+
 def _tyro(app: SubcommandApp, arguments: Sequence[str]) -> Any:
     return app.cli(prog="hyla", args=arguments, config=(OmitArgPrefixes, FlagCreatePairsOff))
 

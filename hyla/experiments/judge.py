@@ -101,10 +101,11 @@ def all_above(
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in there]
     holds = [errors > ERRORS for _, errors in gaps]
+    each = [shown(gap_row(a, b, name)) for a, b, _ in there]
     comparisons = tuple(
-        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}"
-        + ", holds" * held
-        for (a, b, label), held in zip(there, holds, strict=True)
+        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}, "
+        f"a difference of {gap}, {'holds' if held else 'does not hold'}"
+        for (a, b, label), gap, held in zip(there, each, holds, strict=True)
     )
     tends = [errors > TENDENCY for _, errors in gaps]
     judged = outcome(holds, tends)
@@ -116,10 +117,8 @@ def all_above(
     if any(map(is_given, (row for a, b, _ in there for row in (a, b)))):
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
-    each = [
-        (gap, shown(gap_row(a, b, name))) for (gap, _), (a, b, _) in zip(gaps, there, strict=True)
-    ]
-    (_, least), (_, most) = min(each), max(each)
+    by_size = sorted(zip(gaps, each, strict=True))
+    least, most = by_size[0][1], by_size[-1][1]
     told += f", a difference of {most}" if len(each) == 1 else f", differences of {least} to {most}"
     return Verdict(judged, told, comparisons)
 

@@ -97,8 +97,8 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     for axis, values in options.only.items():
         known = dict.fromkeys(str(p.axes[axis]) for p in points if axis in p.axes)
         if not known:
-            raise unknown_name(f"only of {experiment.name}", axis, list(points[0].axes))
-        name = f"only {axis} of {experiment.name} at scale {options.scale}"
+            raise unknown_name(f"only, axis of {experiment.name}", axis, list(points[0].axes))
+        name = f"only, {axis} of the experiment {experiment.name} at scale {options.scale}"
         for value in values:
             if value not in known:
                 raise unknown_name(name, value, list(known))

@@ -1,5 +1,6 @@
 """Results in Markdown: tables of ablations and claims for the README, and what claims rest on."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hyla.experiments.runner import Options
 from hyla.files import new_file
 from hyla.report.beyond import ABOUT, beyond
 from hyla.report.found import Found
-from hyla.report.summary import MEANING
+from hyla.report.summary import JUDGED_OTHERWISE, MEANINGS, meanings
 from hyla.report.tables import marked_mean, notes
 from hyla.report.text import with_error
 
@@ -21,11 +22,15 @@ def results_block(found: Sequence[Found]) -> str:
     there = [one for one in found if one.scale == "paper"]
     ablation = next((one for one in there if one.experiment is ABLATION), Found(ABLATION))
     rows = ablation.rows
-    lines = [*_table(rows), "", " ".join([*notes(rows), ABLATION.note]), "", MEANING, ""]
+    lines = [*_table(rows), "", " ".join([*notes(rows), ABLATION.note]), ""]
+    outcomes = Counter(verdict.outcome for _, _, verdict in _claims(found))
+    each = [f"{outcomes[name]} {name}" for name in MEANINGS if outcomes[name]]
+    lines += [f"Of {outcomes.total()} claims of the paper: {', '.join(each)}.", ""]
+    lines += [*(f"- {line}" for line in meanings(outcomes)), "", JUDGED_OTHERWISE, ""]
     lines += ["| claim of the paper | verdict | comparisons that hold, differences in points |"]
     lines += ["|---|---|---|"]
     for one, claim, verdict in _claims(found):
-        told = _in_one_line(verdict.summary) or "how: docs/claims.md"
+        told = _in_one_line(verdict.summary) or "[how](docs/claims.md)"
         lines += [f"| {claim.text} ({one.experiment.where}) | {verdict.outcome} | {told} |"]
     return "\n".join([*lines, *_beyond(ablation)]) + "\n"
 
