@@ -89,7 +89,7 @@ def entries(
         own = [r for r in records if r["member"] == number]
         line = entry(config, number, end, own, stopped) | provenance
         first = {step: loss for step, loss in logged_losses(own).items() if step <= early}
-        losses = [round(loss, 7) for loss in first.values()]
+        losses = [round(loss, 9) for loss in first.values()]
         found.append(line | ({"early": {"step": [*first], "loss": losses}} if first else {}))
     return found
 
