@@ -77,13 +77,13 @@ def rarely_ambiguous(rows: Sequence[Row]) -> Verdict:
     mean, measures = row["mean"], row["measures"]
     together = measures["ambiguous in every feature"]["mean"]
     alone = measures["ambiguous feature by feature"]["mean"]
-    evidence = (
-        f"{mean:.1f} % by the paper's definition in words; only if counted otherwise less: "
-        f"{together:.2f} % if one other answer must differ in every feature, as in the authors' "
-        f"code, {alone:.2f} % if every feature must be ambiguous by itself (paper: "
-        f"{row['paper_mean']} %; docs/sraven.md has all three for more values)"
+    told = f"{mean:.1f} % are by its definition in words (paper: {row['paper_mean']} %)"
+    otherwise = (
+        f"{together:.2f} % if one other answer must differ in every feature (the authors' code)",
+        f"{alone:.2f} % if every feature must be ambiguous by itself",
+        "docs/sraven.md has all three for more numbers of values",
     )
-    return Verdict(REPRODUCED if mean < PAPER_LIMIT else NOT_REPRODUCED, evidence)
+    return Verdict(REPRODUCED if mean < PAPER_LIMIT else NOT_REPRODUCED, told, otherwise)
 
 
 AMBIGUITY = Experiment(

@@ -61,7 +61,8 @@ class Verdict:
     """Whether a claim of the paper holds here.
 
     outcome: "reproduced", "in part", "not reproduced", "open", "not measured".
-    summary: the numbers, or how the comparisons come out. comparisons: each in words.
+    summary: the numbers, or how the comparisons come out. comparisons: each in words, and what
+    else there is to say.
     """
 
     outcome: str

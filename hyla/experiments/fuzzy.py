@@ -69,8 +69,8 @@ def solved_with_enough_examples(rows: Sequence[Row]) -> Verdict:
     judged = outcome(solved, [False])
     told = f"{sum(solved)} of {len(solved)} have an R2 of {SOLVED:.0f} or more in a setting"
     told += " (not all settings of the others are measured)" * missing
-    evidence = "; ".join(f"{row['attention']}, {_setting(row)}: {shown(row)}" for row in best)
-    return Verdict(so_far(judged) if missing else judged, f"{told}: {evidence}")
+    each = tuple(f"{row['attention']}, {_setting(row)}: {shown(row)}" for row in best)
+    return Verdict(so_far(judged) if missing else judged, told, each)
 
 
 def _setting(axes: Axes) -> str:
@@ -166,19 +166,21 @@ def none_solves_unknown_terms(rows: Sequence[Row]) -> Verdict:
     unsolved = [unknown <= max(0.0, known / 2) for unknown, known, _ in models]
     unknown, known, row = max(models, key=lambda model: model[0])
     where = f"{row['attention']}, {_setting(row)}"
-    evidence = (
+    told = (
         f"{sum(unsolved)} of {len(models)} models ({len(there)} of {len(points())} points) have an "
-        f"R2 of less than half of that in distribution: the most is {unknown:.1f}, in distribution "
-        f"{known:.1f} ({where}, where the mean over seeds is {shown(row, UNKNOWN)})"
-        f"{_of_all_trainings(rows)}"
+        f"R2 of less than half of that in distribution"
+    )
+    most = (
+        f"the most is {unknown:.1f}, in distribution {known:.1f} ({where}, where the mean over "
+        f"seeds is {shown(row, UNKNOWN)})"
     )
     judged = outcome(unsolved, unsolved)
     if len(there) < len(points()):
         judged = so_far(judged)
-    return Verdict(judged, evidence)
+    return Verdict(judged, told, (most, *_of_all_trainings(rows)))
 
 
-def _of_all_trainings(rows: Sequence[Row]) -> str:
+def _of_all_trainings(rows: Sequence[Row]) -> tuple[str, ...]:
     """What to say of the most that any training explains of unknown terms, chosen or not."""
     found = [
         (value, row, setting)
@@ -188,13 +190,13 @@ def _of_all_trainings(rows: Sequence[Row]) -> str:
         if value is not None
     ]
     if not found:
-        return ""
+        return ()
     most, row, setting = max(found, key=lambda one: one[0])
     return (
-        f"; of {len(found)} trainings of the searches, chosen or not, "
+        f"of {len(found)} trainings of the searches, chosen or not, "
         f"{sum(value >= SOLVED for value, _, _ in found)} have an R2 of {SOLVED:.0f} or more, the "
         f"most {most:.1f} ({row['attention']}, {_setting(row)}, learning rate "
-        f"{setting['learning_rate']}, weight decay {setting['weight_decay']})"
+        f"{setting['learning_rate']}, weight decay {setting['weight_decay']})",
     )
 
 
