@@ -7,6 +7,7 @@ BIN := .venv/bin
 setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv, which takes a minute or two."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
