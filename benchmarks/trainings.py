@@ -74,10 +74,9 @@ def entries(
         )
     values, environment = read_config(run)
     config = RunConfig.from_dict(values)
-    versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
-    provenance: Entry = {"device": environment.get("device"), "versions": versions}
-    if row and copy == 1:  # a copy has the name of the row's run, and may be made elsewhere
-        provenance = {name: row[name] for name in provenance}
+    # A copy has the name of the row's run, and may be made elsewhere.
+    origin = made_on(environment) if copy > 1 or not row else row
+    provenance = {name: origin[name] for name in ("device", "versions")}
     provenance |= {"command": command or row["command"], "run": run.name}
     provenance |= {"copy": copy} if copy > 1 else {}
     summary: Entry = {"members": [None] * len(config.members)}  # of a run that was killed
@@ -92,6 +91,12 @@ def entries(
         losses = [round(loss, 9) for loss in first.values()]
         found.append(line | ({"early": {"step": [*first], "loss": losses}} if first else {}))
     return found
+
+
+def made_on(environment: Entry) -> Entry:
+    """Device and versions, as a row has them."""
+    versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
+    return {"device": environment.get("device"), "versions": versions}
 
 
 def logged_losses(records: Iterable[Entry]) -> dict[int, float]:
@@ -136,7 +141,7 @@ def entry(
         found["by_step"] = by_step(held_out)
     if end is not None and end["diverged_at"] is not None:
         return found | {"diverged_at": end["diverged_at"]}
-    if stopped or end is None:
+    if stopped:
         last = held_out[-1]["instances"]  # more where it was asked to stop than on the way
         return found | {"stopped_at": max(logged), "steps": config.steps, "last_evaluated_on": last}
     evaluation = end["evaluation"]

@@ -232,7 +232,8 @@ def test_wrong_names_are_told(tmp_path: Path) -> None:
         ({"rwo": ("HYLA",)}, "only, axis of ablation: unknown name 'rwo'. Did you mean 'row'"),
         (
             {"row": ("HILA",)},
-            "only, row of the experiment ablation at scale smoke: unknown name 'HILA'.",
+            "only, row of the experiment ablation at scale smoke: "
+            "unknown name 'HILA'. Did you mean 'HYLA'",
         ),
     ):
         with pytest.raises(ValueError, match=message):

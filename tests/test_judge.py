@@ -145,7 +145,8 @@ def test_falls_are_compared_with_the_errors_of_both_ends() -> None:
 
     _, verdict = judged(10.1, 6.0)  # 4.1 points, of which the standard error is 2
     assert verdict.outcome == "reproduced"
-    told = "softmax against HYLA: 10.1 ± 1.4 against 6.0 ± 1.4, a difference of 4.1 ± 2.0, holds"
+    told = "16 examples, softmax against HYLA: 10.1 ± 1.4 against 6.0 ± 1.4, "
+    told += "a difference of 4.1 ± 2.0, holds"
     assert told in verdict.evidence
     _, verdict = judged(9.9, 6.0)
     assert verdict.outcome == "in part"
@@ -170,7 +171,8 @@ def test_differences_in_distribution_are_set_beside_those_held_out() -> None:
         return [fuzzy(k, 32, held_out, *mean) for k, mean in zip(KINDS, means, strict=True)]
 
     smaller = kinds(0.7, (50.0, 98.0), (60.0, 99.0), (80.0, 97.0))
-    told = "70 % held out: 30.0 ± 1.4 against 2.0 ± 1.4, a difference of 28.0 ± 2.0, holds"
+    told = "32 examples, 70 % held out: 30.0 ± 1.4 against 2.0 ± 1.4, "
+    told += "a difference of 28.0 ± 2.0, holds"
     assert told in judge(smaller).evidence
     assert judge(smaller).outcome == "in part"  # 11 of 12 settings are not measured
     larger = kinds(0.3, (90.0, 98.0), (91.0, 80.0), (90.5, 97.0))

@@ -56,7 +56,8 @@ def test_the_best_layers_of_both_halves_are_compared(what: str, words: str, late
     judge = claim("codes-sraven", words)
     token = decoded("hyla", "self", 0.0, 5.0, 40.0, 20.0)
     verdict = judge(token[::-1])
-    told = "last token to itself: 40.0 ± 1.0 against 5.0 ± 1.0, a difference of 35.0 ± 1.4, holds"
+    told = "hyla, last token to itself: 40.0 ± 1.0 against 5.0 ± 1.0, "
+    told += "a difference of 35.0 ± 1.4, holds"
     assert told in verdict.evidence
     assert verdict.outcome == "in part"
     assert "5 of 6 comparisons not measured" in verdict.evidence
