@@ -1,7 +1,9 @@
 """What the report says in words: evidence on the first screen, and notes."""
 
 import json
+import random
 import re
+import shlex
 from collections import defaultdict
 from html import unescape
 from pathlib import Path
@@ -131,6 +133,32 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     file.write_text(json.dumps([row | {"precision": None} for row in rows]))
     (found,) = (one for one in load(results, runs) if one.rows)
     assert all("--precision" not in text for text in found.commands_left())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_command_for_the_rest_touches_a_row_with_another_setting(
+    tmp_path: Path, seed: int
+) -> None:
+    results, runs = write_results(tmp_path, names=("scaling-width",))
+    file = results / "scaling-width.json"
+    rng = random.Random(seed)
+    settings = ("0.001,0.1,1000", "0.0003,0.1,1000")
+    rows = rng.sample(json.loads(file.read_text()), [3, 6, 9, 13, 23][seed])
+    rows = [row | {"search": rng.choice(settings)} for row in rows]
+    file.write_text(json.dumps(rows))
+    (found,) = (one for one in load(results, runs) if one.rows)
+    asked = []
+    for command in found.commands_left():
+        words = shlex.split(command)
+        options = words[words.index("--only") + 1 : words.index("--precision")]
+        pairs = [word.split("=") for word in options if "=" in word]
+        only = {axis: [v for a, v in pairs if a == axis] for axis, _ in pairs}
+        search = options[options.index("--search") + 1] if "--search" in options else None
+        asked.append((only, search))
+    for place in [*rows, *(point.axes for point in found.left)]:
+        named = [s for only, s in asked if all(str(place[a]) in only[a] for a in only)]
+        assert not named or "search" not in place or named == [place["search"]]
+        assert len(named) == 1 or "search" in place
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

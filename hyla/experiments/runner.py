@@ -3,13 +3,14 @@
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments.declare import Axes, Experiment, Point, Row
@@ -81,11 +82,11 @@ class Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "search", read_search(self.search))
 
-    def command(self, experiment: Experiment, only: Axes | None = None) -> str:
+    def command(self, experiment: Experiment, only: Iterable[tuple[str, Any]] = ()) -> str:
         """The command that makes the results of an experiment, or those with values of axes."""
         words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
-        if only:
-            words += ["--only", *(shlex.quote(f"{axis}={value}") for axis, value in only.items())]
+        wanted = [shlex.quote(f"{axis}={value}") for axis, value in only]
+        words += ["--only", *wanted] if wanted else []
         words += [f"--search {self.search}"] if self.search != "full" else []
         words += [f"--precision {self.precision}"] if self.precision != "fp32" else []
         return " ".join(words)
@@ -214,7 +215,7 @@ def run_experiment(
         made = experiment.make(point, runs, options.scale, **telling)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale} | ({"search": here.search} if runs else {})
-        only = point.axes if setting_of(here.search) else None  # other points may have another
+        only = point.axes.items() if setting_of(here.search) else ()  # others may have another
         origin |= {"date": datetime.now(UTC).date().isoformat()}
         made = [row | origin | {"command": here.command(experiment, only)} for row in made]
         with _alone(file.parent):

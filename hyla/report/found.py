@@ -8,7 +8,14 @@ from pathlib import Path
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import NOT_MEASURED
-from hyla.experiments.results import is_at, is_first_seed, place_of, read_rows, results_file
+from hyla.experiments.results import (
+    is_at,
+    is_first_seed,
+    is_given,
+    place_of,
+    read_rows,
+    results_file,
+)
 from hyla.experiments.rows import Settings, paper_values
 from hyla.experiments.runner import Options
 from hyla.experiments.scales import points_at, settings
@@ -52,8 +59,8 @@ class Found:
     def commands_left(self) -> list[str]:
         """The commands for what is left, with the options of what is there.
 
-        Of one kind at a time where each has its own setting. A search on the first seed goes on
-        without repeating those of the whole grid.
+        Of one kind at a time where each has its own setting; a row that has another stays. A search
+        on the first seed goes on without repeating those of the whole grid.
         """
         scale, kind = self.scale or self.experiment.scales[0], self.experiment.axes[0]
         search = "first-seed" if any(map(is_first_seed, self.rows)) else "full"
@@ -67,7 +74,21 @@ class Found:
                 chosen[name] = replace(usual, search=given)
         if all(options == usual for options in chosen.values()):
             return [usual.command(self.experiment)] if chosen else []
-        return [o.command(self.experiment, {kind: name}) for name, o in chosen.items()]
+        return [
+            options.command(self.experiment, only)
+            for name, options in chosen.items()
+            for only in self._places_left(kind, name, options.search)
+        ]
+
+    def _places_left(self, kind: str, name: str, search: str) -> list[list[tuple[str, object]]]:
+        """Values of axes that name the points left of a kind, and no row of another setting."""
+        left = [point.axes for point in self.left if str(point.axes.get(kind)) == name]
+        others = [row for row in self.rows if is_given(row) and row["search"] != search]
+        theirs = {axis: [*dict.fromkeys(str(place[axis]) for place in left)] for axis in left[0]}
+        for values in ({kind: [name]}, theirs):
+            if not any(all(str(row.get(a)) in values[a] for a in values) for row in others):
+                return [[(axis, value) for axis in values for value in values[axis]]]
+        return [[*place.items()] for place in left]
 
     def _all_have(self, setting: Settings | None, kind: str, name: str) -> bool:
         """Whether the points that are left of a kind have a setting in their grids."""
