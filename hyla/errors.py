@@ -12,7 +12,8 @@ def unknown_name(argument: str, given: object, allowed: Iterable[str]) -> ValueE
     """
     names = list(allowed)
     lower = {name.lower(): name for name in names}
-    near = [lower[match] for match in get_close_matches(str(given).lower(), lower, n=3, cutoff=0.5)]
+    typed = "" if str(given).isdecimal() else str(given).lower()  # no number is nearly another
+    near = [lower[match] for match in get_close_matches(typed, lower, n=3, cutoff=0.5)]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return ValueError(f"{argument}: unknown name {given!r}.{hint} Allowed: {', '.join(names)}.")
 

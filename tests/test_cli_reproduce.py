@@ -34,12 +34,18 @@ def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
     assert "fuzzy" not in one  # whose grid is another
 
 
-def test_the_list_names_the_precision_that_rows_have(hyla: Hyla) -> None:
-    write_results(hyla.folder, names=("heads",))  # in bf16
-    place = f"--runs {hyla.folder / 'runs'} --results {hyla.folder / 'results'}"
-    hint = "There are rows made with --precision bf16: with it they stay."
-    assert hint in hyla(f"reproduce --list {place}")
-    assert "There are rows" not in hyla(f"reproduce --list --precision bf16 {place}")
+def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
+    results, _ = write_results(hyla.folder, names=("heads",))  # in bf16
+    file = results / "heads.json"
+    first, *rows = json.loads(file.read_text())
+    file.write_text(json.dumps([first | {"search": "first-seed"}, *rows]))
+    place = f"--runs {hyla.folder / 'runs'} --results {results}"
+    hint = "Those stay with the options that they were made with: "
+    one = "--search first-seed --precision bf16 (1)"
+    assert f"{hint}--search full --precision bf16 (17), {one}." in hyla(f"reproduce --list {place}")
+    assert f"{hint}{one}." in hyla(f"reproduce --list --precision bf16 {place}")
+    file.write_text(json.dumps(rows))
+    assert hint not in hyla(f"reproduce --list --precision bf16 {place}")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,11 @@ def test_the_list_names_the_precision_that_rows_have(hyla: Hyla) -> None:
         ("heads --search 3e-4,0.3,0.5", "three numbers such as 3e-4,0.3,1000, got 3e-4,0.3,0.5"),
         (
             "heads --search 3e-4,0.2,1000",
-            "heads, attention softmax, heads 1: search: expected a setting of the grid: 0.001",
+            "--search: expected a setting of the grid: 0.001",
+        ),
+        (
+            "heads --search 3e-4,0.2,1000",
+            "got 0.0003,0.2,1000, in heads, attention softmax, heads 1.",
         ),
     ],
 )

@@ -20,11 +20,11 @@ from hyla.experiments.runner import (
     chosen_points,
     keep,
     run_experiment,
-    status,
     trained,
 )
 from hyla.experiments.scales import points_at
 from hyla.experiments.search import SEARCHES, populations, run_names
+from hyla.experiments.status import status
 from hyla.files import without_nan
 from hyla.report.summary import OUTCOMES
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations

@@ -19,10 +19,10 @@ from hyla.experiments.runner import (
     chosen_points,
     points_left,
     run_experiment,
-    status,
 )
 from hyla.experiments.runner import finished as read_run
 from hyla.experiments.search import at_setting, populations
+from hyla.experiments.status import status
 from hyla.train import TimeUp, train
 from hyla.train.runs import folder_name
 
@@ -46,7 +46,8 @@ def test_what_is_there_is_skipped_and_what_was_cut_goes_on(tmp_path: Path) -> No
     assert all(text.endswith("heads.json") for text in said)
     # Rows of another precision do not count: these runs would be trained.
     found = status(experiment, replace(options, precision="bf16"))
-    assert (found.measured, found.as_asked, found.precisions) == (2, 0, ["fp32"])
+    assert (found.measured, found.as_asked) == (2, 0)
+    assert found.others == {"--search full --precision fp32": 2}
     assert status(experiment, options).as_asked == 2
     with pytest.raises(TimeUp):
         run_experiment(experiment, replace(options, precision="bf16", deadline=-1.0))

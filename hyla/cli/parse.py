@@ -48,7 +48,9 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
     """
     name = re.match(r"[a-z_]+(?=[:, ])", message)
     option = _option(f"--{name[0]}") if name else ""
-    if name is None or option not in map(_option, arguments):
+    typed = [*map(_option, arguments)]
+    option = option if option in typed else ALSO_CALLED.get(option, "")
+    if name is None or option not in typed:
         return message
     return option + message[name.end() :]
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,16 +21,15 @@ from hyla.experiments.results import RESULTS, RUNS, results_file
 from hyla.experiments.reuse import chosen_setting
 from hyla.experiments.runner import (
     Options,
-    Status,
     chosen_points,
     points_left,
     require,
     rows_so_far,
     run_experiment,
-    status,
 )
 from hyla.experiments.scales import SCALES
 from hyla.experiments.search import ONE_SETTING, SEARCHES, written
+from hyla.experiments.status import Status, status
 from hyla.processes import Job, run_all, told
 from hyla.train import TimeUp
 from hyla.train.config import PRECISIONS
@@ -238,12 +238,13 @@ def _show_list(
         table.add_row(*what, scale or experiment.scales[0], *cells)
     console.print(table)
     asked = f"--search {options.search} --precision {options.precision}"
-    precisions = {one for status_ in found.values() for one in status_.precisions}
-    others = " or ".join(sorted(precisions - {options.precision}))
+    others = sum((Counter(one.others) for one in found.values()), Counter())
+    others.pop(asked, None)  # of another configuration, so no option keeps them
+    each = ", ".join(f"{made_with} ({count})" for made_with, count in others.most_common())
     problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
         f"As asked: made with {asked} or by a wider search; other rows would be trained anew.",
-        *([f"There are rows made with --precision {others}: with it they stay."] if others else []),
+        *([f"Those stay with the options that they were made with: {each}."] if others else []),
         *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
         *problems,

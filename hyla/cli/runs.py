@@ -10,11 +10,12 @@ from tyro.conf import Positional, arg
 from hyla.cli.members import best_first, measure
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value
+from hyla.experiments.results import RUNS
 from hyla.train.runs import RunState, list_runs
 
 
 def runs(
-    root: Positional[Annotated[Path, arg(metavar="[ROOT]")]] = Path("runs"), json: bool = False
+    root: Positional[Annotated[Path, arg(metavar="[ROOT]")]] = RUNS, json: bool = False
 ) -> None:
     """List run folders: how far they have come and how good their best member is.
 
@@ -22,8 +23,8 @@ def runs(
         root: The folder to look in, with the folders inside it.
         json: Print JSON only.
     """
-    if root.exists() and not root.is_dir():
-        raise bad_value("root", root, "a folder")
+    if root.exists() != root.is_dir() or not (root.exists() or root == RUNS):
+        raise bad_value("root", root, "a folder" if root.exists() else "a folder that exists")
     found = list_runs(root)
     if json:
         write_json([_record(state) for state in found])

@@ -1,4 +1,4 @@
-"""Runs an experiment: trains what is not there, makes rows of it, and says how far it has come."""
+"""Runs an experiment: trains what is not there and makes rows of it."""
 
 import os
 import shlex
@@ -96,19 +96,21 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     """The points at the scale, as far as they are asked for, with the precision asked for."""
     points = points_at(experiment, options.scale)
     for axis, values in options.only.items():
-        known = dict.fromkeys(str(p.axes[axis]) for p in points if axis in p.axes)
+        there = dict.fromkeys(p.axes[axis] for p in points if axis in p.axes)
+        known = [*map(str, there if any(isinstance(v, str) for v in there) else sorted(there))]
         if not known:
             raise unknown_name(f"only, axis of {experiment.name}", axis, list(points[0].axes))
         name = f"only, {axis} of the experiment {experiment.name} at scale {options.scale}"
         for value in values:
             if value not in known:
-                raise unknown_name(name, value, list(known))
+                raise unknown_name(name, value, known)
         points = [point for point in points if str(point.axes[axis]) in values]
     for point in points:
         try:
             run_names(point, options.search)
         except ValueError as error:  # a setting that it does not have
-            raise ValueError(f"{experiment.name}, {place_name(point.axes)}: {error}") from None
+            place = f"{experiment.name}, {place_name(point.axes)}"
+            raise ValueError(f"{str(error).rstrip('.')}, in {place}.") from None
     return [_with_precision(point, options.precision) for point in points]
 
 
@@ -315,27 +317,6 @@ def _kept(path: Path) -> FinishedRun | None:
     return finished(path) if path.exists() else None
 
 
-@dataclass(frozen=True)
-class Status:
-    """How far an experiment has come at a scale.
-
-    measured: points with rows. as_asked: those of them that were made with the options given, so
-    that they would not be trained again. precisions: of the rows. begun: points without rows, with
-    a run folder. members, instances, hours: of all points together, from the beginning; the hours
-    are a rough estimate for one H200.
-    """
-
-    points: int
-    measured: int
-    as_asked: int
-    precisions: list[str]
-    begun: int
-    members: int
-    instances: int
-    hours: float
-    problem: str = ""
-
-
 def h200_seconds(config: RunConfig, search: str) -> float:
     """A rough estimate, from the rates of the paper's smallest models in populations of 12.
 
@@ -345,38 +326,6 @@ def h200_seconds(config: RunConfig, search: str) -> float:
     size = config.model.layers / layers * config.model.width / 128 * config.tokens / tokens
     instances = models(config, search) * config.steps * config.batch
     return instances * size / rate + COMPILATION * len(populations(config, search))
-
-
-def status(experiment: Experiment, options: Options) -> Status:
-    """How far an experiment has come, without opening a checkpoint."""
-    points = chosen_points(experiment, options)
-    file = _file(experiment.name, options)
-    problem, rows = "", []
-    try:
-        rows = read_rows(file)
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    measured = [p for p in points if any(is_at(row, p.axes) for row in rows)]
-    rest = [point for point in points if point not in measured]
-    root = options.runs / options.scale
-    begun = 0
-    for point in rest:
-        parts = populations(point.config, options.search) if point.config else []
-        begun += any((root / folder_name(part)).exists() for part in parts)
-    configs = [point.config for point in points if point.config is not None]
-    members = [models(config, options.search) for config in configs]
-    work = zip(members, configs, strict=True)
-    return Status(
-        len(points),
-        len(measured),
-        sum(bool(made_before(point, rows, options.search)) for point in measured),
-        sorted({row["precision"] for row in rows if row.get("precision")}),
-        begun,
-        sum(members),
-        sum(count * config.steps * config.batch for count, config in work),
-        sum(h200_seconds(config, options.search) for config in configs) / 3600,
-        problem,
-    )
 
 
 @contextmanager

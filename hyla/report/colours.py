@@ -33,10 +33,10 @@ def number_of(value: Any, values: Sequence[Any]) -> int:
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
     """Colour, dash and symbol of a value among others.
 
-    Other values do not have the first three colours, those of the kinds that stand beside them.
+    Other values have the first three colours, those of kinds that may stand beside them, last.
     """
     i = number_of(value, values)
-    palette = PALETTE if value in NUMBERS else PALETTE[3:]
+    palette = PALETTE if value in NUMBERS else PALETTE[3:] + PALETTE[:3]
     turn = i // len(palette)  # a second time round, colours have another symbol and dash
     return {
         "colour": palette[i % len(palette)],
