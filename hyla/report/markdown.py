@@ -1,5 +1,6 @@
 """Results in Markdown: tables of ablations and claims for the README, and what claims rest on."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def results_block(found: Sequence[Found]) -> str:
     lines += ["| claim of the paper | verdict | comparisons that hold, differences in points |"]
     lines += ["|---|---|---|"]
     for one, claim, verdict in _claims(found):
-        told = _in_one_line(verdict.summary) or "[how](docs/claims.md)"
+        told = _in_one_line(verdict.summary) or f"[how](docs/claims.md#{_anchor(_heading(one))})"
         lines += [f"| {claim.text} ({one.experiment.where}) | {verdict.outcome} | {told} |"]
     return "\n".join([*lines, *_beyond(ablation)]) + "\n"
 
@@ -41,7 +42,7 @@ def claims_block(found: Sequence[Found]) -> str:
     for one, claim, verdict in _claims(found):
         if one.experiment.where != where:
             where = one.experiment.where
-            lines += [f"## {one.experiment.title} ({where})", ""]
+            lines += [f"## {_heading(one)}", ""]
         judged = (
             f"**{verdict.outcome.capitalize()}: {claim.text}.** {_in_one_line(verdict.summary)}"
         )
@@ -49,6 +50,7 @@ def claims_block(found: Sequence[Found]) -> str:
         if verdict.outcome == NOT_MEASURED.outcome:
             left = one.commands_left() if one.scale == "paper" else []
             told = [f"`{text}`" for text in left or [Options("paper").command(one.experiment)]]
+            told += [note] if (note := _in_one_line(one.experiment.note)) else []
         lines += [judged.strip(), "", *(f"- {text}" for text in told), *([""] if told else [])]
     return "\n".join(lines)
 
@@ -58,6 +60,19 @@ def _claims(found: Sequence[Found]) -> Iterator[tuple[Found, Claim, Verdict]]:
     for one in found:
         for claim, verdict in one.verdicts if "paper" in one.experiment.scales else ():
             yield one, claim, verdict if one.scale == "paper" else NOT_MEASURED
+
+
+def _heading(one: Found) -> str:
+    return f"{one.experiment.title} ({one.experiment.where})"
+
+
+def _anchor(heading: str) -> str:
+    """Where a heading is to be found on a page.
+
+    >>> _anchor("SRAVEN: more data, more width (figures 4A and 10A)")
+    'sraven-more-data-more-width-figures-4a-and-10a'
+    """
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _in_one_line(text: str) -> str:
