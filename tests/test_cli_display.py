@@ -137,3 +137,4 @@ def test_no_runs_says_how_to_start_one(hyla: Hyla, monkeypatch: pytest.MonkeyPat
     assert hyla.json("runs") == []
     (hyla.folder / "file").touch()
     assert "root: expected a folder, got file" in hyla.error("runs file")
+    assert "root: expected a folder, got elsewhere" in hyla.error("runs elsewhere")

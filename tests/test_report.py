@@ -96,6 +96,13 @@ def test_an_attention_kind_has_one_colour() -> None:
     assert not set(first.values()) & set(colours("readers").values())
 
 
+def test_no_two_bars_have_one_colour() -> None:
+    legends = [drawn.legend for figure, drawn in drawings() if figure.kind == "rules"]
+    assert max(map(len, legends)) > 6  # heads, and the ceiling
+    for keys in legends:
+        assert len({key.colour for key in keys}) == len(keys)
+
+
 def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["ablation"]
     rows = [row for row in rows_of(experiment) if row["row"] != "HYLA" or row["task"] != "SRAVEN"]

@@ -23,8 +23,8 @@ def runs(
         root: The folder to look in, with the folders inside it.
         json: Print JSON only.
     """
-    if root.exists() != root.is_dir() or not (root.exists() or root == RUNS):
-        raise bad_value("root", root, "a folder" if root.exists() else "a folder that exists")
+    if not root.is_dir() and (root.exists() or root != RUNS):
+        raise bad_value("root", root, "a folder")
     found = list_runs(root)
     if json:
         write_json([_record(state) for state in found])
