@@ -131,7 +131,9 @@ def test_each_comparison_of_a_claim_is_listed() -> None:
     whole = f"**In part: A claim.** {verdict.summary}\n\n{listed}"
     assert claims_block([found]) == f"## {experiment.title} (figure 0)\n\n{whole}"
     smaller = replace(found, scale="smoke")  # says nothing of the paper's claim
-    assert "| A claim (figure 0) | not measured | [how](docs/claims.md#" in results_block([smaller])
+    place = "docs/claims.md#fuzzy-logic-examples-in-context-and-fraction-held-out-figure-0"
+    line = f"| A claim (figure 0) | not measured | [how]({place}) |\n"
+    assert line in results_block([smaller])
     assert all(text not in claims_block([smaller]) for text in (verdict.summary, *each))
     assert "- `hyla reproduce fuzzy --scale paper`\n" in claims_block([smaller])
 

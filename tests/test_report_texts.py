@@ -5,6 +5,7 @@ import random
 import re
 import shlex
 from collections import defaultdict
+from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -155,10 +156,16 @@ def test_no_command_for_the_rest_touches_a_row_with_another_setting(
         only = {axis: [v for a, v in pairs if a == axis] for axis, _ in pairs}
         search = options[options.index("--search") + 1] if "--search" in options else None
         asked.append((only, search))
-    for place in [*rows, *(point.axes for point in found.left)]:
-        named = [s for only, s in asked if all(str(place[a]) in only[a] for a in only)]
-        assert not named or "search" not in place or named == [place["search"]]
-        assert len(named) == 1 or "search" in place
+
+    def searches(place: Mapping[str, Any]) -> list[str | None]:
+        """Those of the commands that name a place."""
+        return [s for only, s in asked if all(str(place[a]) in only[a] for a in only)]
+
+    assert found.left
+    for point in found.left:
+        assert len(searches(point.axes)) == 1
+    for row in rows:
+        assert searches(row) in ([], [row["search"]])
 
 
 def test_figures_of_decoding_say_what_is_decoded() -> None:

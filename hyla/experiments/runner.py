@@ -97,7 +97,8 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
     points = points_at(experiment, options.scale)
     for axis, values in options.only.items():
         there = dict.fromkeys(p.axes[axis] for p in points if axis in p.axes)
-        known = [*map(str, there if any(isinstance(v, str) for v in there) else sorted(there))]
+        numbers = not any(isinstance(value, str) for value in there)
+        known = [str(value) for value in (sorted(there) if numbers else there)]
         if not known:
             raise unknown_name(f"only, axis of {experiment.name}", axis, list(points[0].axes))
         name = f"only, {axis} of the experiment {experiment.name} at scale {options.scale}"

@@ -16,7 +16,7 @@ class Status:
     """How far an experiment has come at a scale.
 
     measured: points with rows. as_asked: those of them that were made with the options given, so
-    that they would not be trained again. others: how many were made with which other options.
+    that they would not be trained again. others: with which options how many of the rest were made.
     begun: points without rows, with a run folder. members, instances, hours: of all points
     together, from the beginning; the hours are a rough estimate for one H200.
     """
