@@ -321,8 +321,14 @@ class Transformer(nn.Module):
         elif tokens.ndim != 2 + stacked or tokens.dtype not in (torch.int32, torch.int64):
             given = f"{tokens.dtype} {list(tokens.shape)}"
             raise bad_value("tokens", given, f"whole numbers [{axes}]")
-        # The residual stream keeps the precision of the parameters, under autocast too.
-        return self.embedding(tokens).to(self.embedding.weight.dtype)
+        device, dtype = tokens.device.type, self.embedding.weight.dtype
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return self.embedding(tokens)
+        # The residual stream has the precision of the parameters, under autocast too. So has what
+        # flows back to the embedding: with tokens of zeros, LayerNorm makes that a thousand times
+        # what flows back elsewhere, too much for 16 bits.
+        with torch.autocast(device, enabled=False):
+            return self.embedding(tokens.to(dtype) if tokens.is_floating_point() else tokens)
 
 
 def build(config: ModelConfig, seed: int) -> Transformer:

@@ -136,7 +136,7 @@ class TrainingOptions:
     batch: Whole = None
     """Instances of each member in a step."""
     precision: Annotated[str | None, arg(metavar=choice(PRECISIONS))] = None
-    """Of matrix products (tf32, bf16), or of everything (fp32, fp64)."""
+    """Of matrix products (tf32, fp16, bf16), or of everything (fp32, fp64)."""
     decay_head_biases: bool = False
     """Let weight decay act on the biases of queries, keys and values, as the authors' code does."""
     log_every: Whole = None

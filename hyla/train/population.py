@@ -24,6 +24,10 @@ FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
 COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
+# at most so much; halved when one is infinite, and then doubled every so many steps.
+LARGEST_SCALE, DOUBLED_EVERY = {"fp16": 1024.0}, 1000
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -59,6 +63,8 @@ class Population:
         self.warmup = column([m.warmup for m in members])
         self.loss_sum, self.gradient_norm = torch.zeros_like(self.peak), torch.zeros_like(self.peak)
         self.active = torch.ones(len(members), dtype=torch.bool, device=device)
+        self.largest_scale = LARGEST_SCALE.get(config.precision, 1.0)
+        self.scale = torch.full_like(self.peak, self.largest_scale, dtype=self.parameters.dtype)
         self.diverged_at = torch.full((len(members),), -1, device=device)
         self.step, self.next_instance, self.end_instance = number(), number(), number()
         self.offsets = torch.arange(config.batch, device=device)
@@ -95,7 +101,10 @@ class Population:
         return pool
 
     def advance(self) -> None:
-        """Trains one step; a member whose loss or gradient is not finite is frozen before it."""
+        """Trains one step; a member whose loss or gradient is not finite is frozen before it.
+
+        In fp16 it is first tried with smaller scales, a step each, which it does not learn from.
+        """
         self._step()
 
     def take_log(self) -> Tensor:
@@ -126,13 +135,14 @@ class Population:
             tensor.copy_(state[name])
 
     def _counters(self) -> dict[str, Tensor]:
-        return {
+        counters = {
             "step": self.step,
             "active": self.active,
             "diverged_at": self.diverged_at,
             "loss_sum": self.loss_sum,
             "gradient_norm": self.gradient_norm,
         }
+        return counters | ({"scale": self.scale} if self.largest_scale > 1 else {})
 
     def _compile(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         if not self.compiled:
@@ -140,38 +150,48 @@ class Population:
         return torch.compile(function, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS)
 
     def _one_step(self) -> None:
-        with arithmetic(self.config.precision, self.device):
+        with matrix_products(self.config.precision):
             index = self.step * self.config.batch + self.offsets
             loss_M = self._loss(index)
-            gradients = torch.autograd.grad(loss_M.sum(), list(self.model.parameters()))
+            scaled = (loss_M * self.scale).sum()
+            gradients = torch.autograd.grad(scaled, list(self.model.parameters()))
             with torch.no_grad():
                 self._learn(loss_M.detach(), gradients, self._rate())
 
     def _loss_of(self, index_B: Tensor) -> Tensor:
-        return self.objective.loss(self.model, index_B)
+        with self._halves():  # not around the backward, which takes the precision of each operation
+            return self.objective.loss(self.model, index_B)
+
+    def _halves(self) -> torch.autocast:
+        half = HALVES.get(self.config.precision)
+        return torch.autocast(self.device.type, half, half is not None, cache_enabled=False)
 
     def _rate_now(self) -> Tensor:
         return learning_rate(self.step, self.peak, self.warmup, self.config.steps)
 
     def _update(self, loss_M: Tensor, gradients: Sequence[Tensor], rate_M: Tensor) -> None:
-        gradients_MP = rows(gradients)
+        gradients_MP = rows(gradients) / self.scale.unsqueeze(-1)
         norm_M = torch.linalg.vector_norm(gradients_MP, dim=1)
-        finite_M = loss_M.isfinite() & norm_M.isfinite()
-        diverged_M = self.active & ~finite_M
-        active_M = self.active & finite_M
+        learns_M = self.active & loss_M.isfinite() & norm_M.isfinite()
+        skips_M = self.active & loss_M.isfinite() & ~norm_M.isfinite() & (self.scale > 1)
+        active_M = learns_M | skips_M
+        diverged_M = self.active & ~active_M
         adamw_(
             self.parameters, self.moments, gradients_MP, self.step, rate_M, self.decay,
-            self.decayed, active_M,
+            self.decayed, learns_M,
         )  # fmt: skip
         self.diverged_at.copy_(torch.where(diverged_M, self.step, self.diverged_at))
         self.loss_sum.copy_(torch.where(active_M, self.loss_sum + loss_M, self.loss_sum))
-        self.gradient_norm.copy_(torch.where(active_M, norm_M, self.gradient_norm))
+        self.gradient_norm.copy_(torch.where(learns_M, norm_M, self.gradient_norm))
         self.active.copy_(active_M)
+        doubles = (self.step + 1) % DOUBLED_EVERY == 0
+        larger_M = torch.where(doubles, 2 * self.scale, self.scale).clamp(max=self.largest_scale)
+        self.scale.copy_(torch.where(skips_M, self.scale / 2, larger_M))
         self.step.add_(1)
 
     @torch.no_grad()
     def _evaluate_batch(self, split: str) -> None:
-        with arithmetic(self.config.precision, self.device):
+        with matrix_products(self.config.precision), self._halves():
             self._add_sums(split)
 
     # Not compiled: it is a few percent of the work, and each split would take half a minute.
@@ -279,14 +299,11 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
 
 
 @contextmanager
-def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
-    """Matrix products in this precision; everything else is left in that of the parameters."""
+def matrix_products(precision: str) -> Iterator[None]:
+    """Matrix products of fp32 in tf32, if that is the precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        with torch.autocast(
-            device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
-        ):
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
