@@ -322,7 +322,7 @@ class Transformer(nn.Module):
             given = f"{tokens.dtype} {list(tokens.shape)}"
             raise bad_value("tokens", given, f"whole numbers [{axes}]")
         device, dtype = tokens.device.type, self.embedding.weight.dtype
-        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):  # meta knows no autocast
             return self.embedding(tokens)
         # The residual stream has the precision of the parameters, under autocast too. So has what
         # flows back to the embedding: with tokens of zeros, LayerNorm makes that a thousand times
