@@ -6,7 +6,7 @@ from emulator import emulate
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention import fused
+from hyla.attention import fused, thin
 from hyla.attention.fused import Form
 
 
@@ -104,12 +104,15 @@ def test_the_widest_models_of_sraven(kind: str) -> None:
     assert_near_float64((2, 3), 36, 36, 64, 4, 4, kind, bias=torch.randn(2, 1, 64, 36, 36))
 
 
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", ["softmax", "linear", "hyla"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
-    bias = torch.randn(1, 16, 6, 7)
-    assert_near_float64(
-        (37,), 6, 7, 16, 4, 4, "hyla", bias=bias, causal=True, dtype=dtype, tolerance=tolerance
-    )
+def test_half_precision(
+    dtype: torch.dtype, tolerance: float, kind: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thin, "MULTIPROCESSORS", 0 if many else thin.MULTIPROCESSORS)
+    options = {"bias": torch.randn(1, 16, 6, 7), "causal": True}
+    assert_near_float64((37,), 6, 7, 16, 4, 4, kind, **options, dtype=dtype, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "hyla-rms_head+softmax"])

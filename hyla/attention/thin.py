@@ -15,17 +15,18 @@ from hyla.attention.cuda import LANES, TYPES, aligned
 from hyla.attention.fused import Call
 
 SHARED_BYTES = 48 * 1024
+MULTIPROCESSORS = 132  # of an H200, which TUNING is for
 SOURCE = Path(__file__).with_name("thin.cu")
 KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
-# warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. In
-# fp32 the forward wants fewer numbers in a thread, and so do the gradients of linear values. With a
-# deep value network threads hold more besides, query_gradient the gradient of its matrices; nothing
-# is spilled.
+# warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. Many
+# sequences in 16 bits let a thread of the forward hold more numbers, if it has no sums of a softmax
+# besides; the gradients of linear values want fewer. With a deep value network threads hold more
+# besides, query_gradient the gradient of its matrices; nothing is spilled.
 TUNING = {
-    "forward": (32, 3, 4, 2, 4),
-    "forward_fp32": (16, 3, 4, 3, 4),
+    "forward": (16, 3, 4, 3, 4),
+    "forward_many": (32, 3, 4, 2, 4),
     "query_gradient": (16, 1, 4, 4, 4),
     "key_gradient": (16, 1, 4, 4, 4),
     "query_gradient_linear": (8, 1, 6, 3, 4),
@@ -102,7 +103,11 @@ class _Problem:
         if self.deep is not None:
             return TUNING[f"{name}_deep"]
         if name == "forward":
-            return TUNING["forward_fp32" if self.q.dtype == torch.float32 else name]
+            numbers, rows, warps, blocks, _ = TUNING["forward_many"]
+            threads = self.q.numel() // (numbers * rows)
+            many = threads >= MULTIPROCESSORS * blocks * warps * LANES
+            many &= self.q.dtype != torch.float32 and self.form.normaliser != "softmax"
+            return TUNING["forward_many" if many else name]
         return TUNING[f"{name}_linear" if self.form.value_network == "linear" else name]
 
     def pointers(self) -> tuple[Tensor, ...]:

@@ -52,6 +52,7 @@ def reproduce(
     ] = EVERYTHING,
     search: Annotated[str, arg(metavar="{" + "|".join([*SEARCHES, ONE_SETTING]) + "}")] = "full",
     precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
+    seeds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     processes: int = 1,
     time_limit: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="")] = None,
@@ -72,6 +73,7 @@ def reproduce(
         search: Every setting on every seed; or on the first and then the best on the others; or no
             search but one setting of the grid on every seed, such as 3e-4,0.3,1000 on SRAVEN.
         precision: Of matrix products.
+        seeds: Only the first so many, where all of them (3) cost too much.
         members: Train at most this many at once, for the sake of memory.
         processes: Train so many points at once, each in a process of its own (on one GPU it pays
             with NVIDIA's MPS, see docs/evidence.md).
@@ -84,12 +86,12 @@ def reproduce(
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    _check(scale, precision, members, processes, time_limit)
+    _check(scale, precision, seeds, members, processes, time_limit)
     if again and processes > 1:
         raise bad_value("processes", processes, "1 with --again")
     given = Options(
         runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
-        device=device, members=members, again=again,
+        seeds=seeds, device=device, members=members, again=again,
         deadline=None if time_limit is None else time.monotonic() + 60 * time_limit,
     )  # fmt: skip
     if list:
@@ -169,6 +171,7 @@ def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment
 def _check(
     scale: str | None,
     precision: str,
+    seeds: int | None,
     members: int | None,
     processes: int,
     time_limit: float | None,
@@ -177,10 +180,9 @@ def _check(
         raise unknown_name("scale", scale, SCALES)
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
-    if members is not None and members < 1:
-        raise bad_value("members", members, "a whole number of at least 1")
-    if processes < 1:
-        raise bad_value("processes", processes, "a whole number of at least 1")
+    for name, number in {"seeds": seeds, "members": members, "processes": processes}.items():
+        if number is not None and number < 1:
+            raise bad_value(name, number, "a whole number of at least 1")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
 

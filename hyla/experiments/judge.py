@@ -37,10 +37,12 @@ def shown(row: Row, name: str = HELD_OUT) -> str:
 def of_seeds(values: Mapping[str, Any]) -> str:
     """What to say where a mean is not of all seeds.
 
-    >>> of_seeds({"per_seed": [57.0, None, 59.0]})
-    ' (2 of 3 seeds)'
+    >>> of_seeds({"per_seed": [57.0, None, 59.0]}), of_seeds({"per_seed": [57.0]})
+    (' (2 of 3 seeds)', ' (1 seed)')
     """
     seeds = values.get("per_seed")
+    if isinstance(seeds, list) and len(seeds) == 1:
+        return " (1 seed)"
     if not isinstance(seeds, list) or None not in seeds:
         return ""
     return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"

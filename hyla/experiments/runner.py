@@ -51,7 +51,7 @@ from hyla.train.trained import keep_members
 from hyla.train.watch import Watcher
 
 ENDED = ("finished", "diverged")
-SETTINGS = ("search", "precision")  # options that rows of the same axes may differ in
+SETTINGS = ("search", "precision", "seeds")  # options that rows of the same axes may differ in
 MODELS = "models"  # the folder of those that are kept, in the folder of results
 # Instances a second with tf32, of so many layers and tokens; seconds of compilation.
 H200 = {"fuzzy_logic": (1.0e6, 2, 32), "sraven": (0.33e6, 4, 36)}
@@ -64,7 +64,8 @@ class Options:
 
     runs: the folder of run folders. results: of the files of results at the paper's scale.
     only: values of axes, as text; points with others are left alone.
-    members: the most that are trained at once. deadline: as in `train`.
+    seeds: only the first so many. members: the most that are trained at once. deadline: as in
+        `train`.
     again: make rows that are there anew, from their runs, with their own search and precision.
     """
 
@@ -74,6 +75,7 @@ class Options:
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
     search: str = "full"
     precision: str = "fp32"
+    seeds: int | None = None
     device: str = "auto"
     members: int | None = None
     deadline: float | None = None
@@ -89,11 +91,12 @@ class Options:
         words += ["--only", *wanted] if wanted else []
         words += [f"--search {self.search}"] if self.search != "full" else []
         words += [f"--precision {self.precision}"] if self.precision != "fp32" else []
+        words += [f"--seeds {self.seeds}"] if self.seeds else []
         return " ".join(words)
 
 
 def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
-    """The points at the scale, as far as they are asked for, with the precision asked for."""
+    """The points at the scale, as far as they are asked for, as they are to be trained."""
     points = points_at(experiment, options.scale)
     for axis, values in options.only.items():
         there = dict.fromkeys(p.axes[axis] for p in points if axis in p.axes)
@@ -112,13 +115,18 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
         except ValueError as error:  # a setting that it does not have
             place = f"{experiment.name}, {place_name(point.axes)}"
             raise ValueError(f"{str(error).rstrip('.')}, in {place}.") from None
-    return [_with_precision(point, options.precision) for point in points]
+    return [_asked(point, options) for point in points]
 
 
-def _with_precision(point: Point, precision: str) -> Point:
+def _asked(point: Point, options: Options) -> Point:
+    """A point with the precision and the seeds asked for."""
     if point.config is None:
         return point
-    return replace(point, config=replace(point.config, precision=precision))
+    seeds = sorted({member.seed for member in point.config.members})[: options.seeds]
+    members = tuple(member for member in point.config.members if member.seed in seeds)
+    return replace(
+        point, config=replace(point.config, precision=options.precision, members=members)
+    )
 
 
 def require(experiment: Experiment) -> None:
@@ -135,6 +143,11 @@ def rows_there(
     experiment: Experiment, point: Point, rows: Sequence[Row], options: Options
 ) -> list[Row]:
     """The rows of a point that need no run: its own, or as another experiment has them now."""
+    if options.seeds:  # more of them will do
+        every = replace(options, seeds=None, only={a: (str(v),) for a, v in point.axes.items()})
+        for whole in chosen_points(experiment, every):
+            if found := rows_there(experiment, whole, rows, every):
+                return found
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
         return own
@@ -189,7 +202,7 @@ def run_experiment(
                 say(f"{experiment.name} {number}/{len(points)}: {place} has no row to make anew")
                 continue
             here = replace(here, **{name: old[name] for name in SETTINGS if name in old})
-            point = _with_precision(point, here.precision)
+            point = _asked(point, here)
         if not options.again:
             done = rows_there(experiment, point, there, options)
         else:  # a copy is made anew where it comes from
@@ -218,6 +231,7 @@ def run_experiment(
         made = experiment.make(point, runs, options.scale, **telling)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale} | ({"search": here.search} if runs else {})
+        origin |= {"seeds": here.seeds} if runs and here.seeds else {}
         only = point.axes.items() if setting_of(here.search) else ()  # others may have another
         origin |= {"date": datetime.now(UTC).date().isoformat()}
         made = [row | origin | {"command": here.command(experiment, only)} for row in made]

@@ -31,6 +31,21 @@ def learning_rate(step: Tensor, peak_M: Tensor, warmup_M: Tensor, steps: int) ->
     return peak_M * torch.where(step < warmup_M, rising_M, falling_M)
 
 
+def step_sizes(
+    step: Tensor, rate_M: Tensor, decay_M: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By what AdamW multiplies its direction and the parameters, `[M, 1]` each, and divides roots.
+
+    rate_M, decay_M: float64. Apart from `adamw_`, where a compiler would have every parameter
+    compute these powers for itself.
+    """
+    count = (step + 1).double()
+    correction1, correction2 = 1 - BETA1**count, 1 - BETA2**count
+    rate_M1 = (rate_M / correction1).to(dtype).unsqueeze(-1)
+    shrink_M1 = (rate_M * decay_M).to(dtype).unsqueeze(-1)
+    return rate_M1, shrink_M1, correction2.sqrt().to(dtype)
+
+
 @dataclass(frozen=True)
 class Moments:
     """Running means of the gradients and of their squares, `[M, P]`."""
@@ -43,24 +58,19 @@ def adamw_(
     parameters_MP: Tensor,
     moments: Moments,
     gradients_MP: Tensor,
-    step: Tensor,
-    rate_M: Tensor,
-    decay_M: Tensor,
+    sizes: tuple[Tensor, Tensor, Tensor],
     decayed_P: Tensor,
     active_M: Tensor,
 ) -> None:
     """One step of AdamW in place, of the active members only.
 
-    rate_M, decay_M: float64. decayed_P: which parameters weight decay acts on.
+    sizes: from `step_sizes`. decayed_P: which parameters weight decay acts on.
     """
-    dtype, active_M1 = parameters_MP.dtype, active_M.unsqueeze(-1)
-    count = (step + 1).double()
-    correction1, correction2 = 1 - BETA1**count, 1 - BETA2**count
+    rate_M1, shrink_M1, correction = sizes
+    active_M1 = active_M.unsqueeze(-1)
     first = torch.lerp(gradients_MP, moments.first, BETA1)
     second = torch.lerp(gradients_MP.square(), moments.second, BETA2)
-    root = second.sqrt() / correction2.sqrt().to(dtype) + EPSILON
-    rate_M1 = (rate_M / correction1).to(dtype).unsqueeze(-1)
-    shrink_M1 = (rate_M * decay_M).to(dtype).unsqueeze(-1)
+    root = second.sqrt() / correction + EPSILON
     kept = parameters_MP - shrink_M1 * (parameters_MP * decayed_P)
     moved = kept - rate_M1 * (first / root)
     parameters_MP.copy_(torch.where(active_M1, moved, parameters_MP))

@@ -16,7 +16,13 @@ from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
 from hyla.train.config import VALIDATION, RunConfig
 from hyla.train.objective import make_objective
-from hyla.train.optimiser import Moments, adamw_, decayed_parameters, learning_rate
+from hyla.train.optimiser import (
+    Moments,
+    adamw_,
+    decayed_parameters,
+    learning_rate,
+    step_sizes,
+)
 
 # Evaluation takes instances that no training reaches, the same for every length of training.
 FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
@@ -26,7 +32,7 @@ COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
-# at most so much; halved when one is infinite, and then doubled every so many steps.
+# at most so much; halved when something is infinite, and doubled again every so many steps.
 LARGEST_SCALE, DOUBLED_EVERY = {"fp16": 1024.0}, 1000
 
 Arguments = ParamSpec("Arguments")
@@ -71,7 +77,7 @@ class Population:
         self.sums = torch.zeros(
             len(members), self.objective.sums, dtype=torch.float64, device=device
         )
-        self._loss, self._rate = self._compile(self._loss_of), self._compile(self._rate_now)
+        self._loss, self._sizes = self._compile(self._loss_of), self._compile(self._sizes_now)
         self._learn = self._compile(self._update)
         self._step = Replayed(self._one_step, device)
         self._evaluations: dict[str, Replayed] = {}
@@ -103,7 +109,7 @@ class Population:
     def advance(self) -> None:
         """Trains one step; a member whose loss or gradient is not finite is frozen before it.
 
-        In fp16 it is first tried with smaller scales, a step each, which it does not learn from.
+        In fp16 such steps are skipped, with a smaller scale each time, and it is frozen at scale 1.
         """
         self._step()
 
@@ -156,7 +162,7 @@ class Population:
             scaled = (loss_M * self.scale).sum()
             gradients = torch.autograd.grad(scaled, list(self.model.parameters()))
             with torch.no_grad():
-                self._learn(loss_M.detach(), gradients, self._rate())
+                self._learn(loss_M.detach(), gradients, self._sizes())
 
     def _loss_of(self, index_B: Tensor) -> Tensor:
         with self._halves():  # not around the backward, which takes the precision of each operation
@@ -166,22 +172,23 @@ class Population:
         half = HALVES.get(self.config.precision)
         return torch.autocast(self.device.type, half, half is not None, cache_enabled=False)
 
-    def _rate_now(self) -> Tensor:
-        return learning_rate(self.step, self.peak, self.warmup, self.config.steps)
+    def _sizes_now(self) -> tuple[Tensor, Tensor, Tensor]:
+        rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps)
+        return step_sizes(self.step, rate_M, self.decay, self.parameters.dtype)
 
-    def _update(self, loss_M: Tensor, gradients: Sequence[Tensor], rate_M: Tensor) -> None:
+    def _update(
+        self, loss_M: Tensor, gradients: Sequence[Tensor], sizes: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         gradients_MP = rows(gradients) / self.scale.unsqueeze(-1)
         norm_M = torch.linalg.vector_norm(gradients_MP, dim=1)
-        learns_M = self.active & loss_M.isfinite() & norm_M.isfinite()
-        skips_M = self.active & loss_M.isfinite() & ~norm_M.isfinite() & (self.scale > 1)
+        finite_M = loss_M.isfinite()
+        learns_M = self.active & finite_M & norm_M.isfinite()
+        skips_M = self.active & ~learns_M & (self.scale > 1)
         active_M = learns_M | skips_M
+        adamw_(self.parameters, self.moments, gradients_MP, sizes, self.decayed, learns_M)
         diverged_M = self.active & ~active_M
-        adamw_(
-            self.parameters, self.moments, gradients_MP, self.step, rate_M, self.decay,
-            self.decayed, learns_M,
-        )  # fmt: skip
         self.diverged_at.copy_(torch.where(diverged_M, self.step, self.diverged_at))
-        self.loss_sum.copy_(torch.where(active_M, self.loss_sum + loss_M, self.loss_sum))
+        self.loss_sum.copy_(torch.where(active_M & finite_M, self.loss_sum + loss_M, self.loss_sum))
         self.gradient_norm.copy_(torch.where(learns_M, norm_M, self.gradient_norm))
         self.active.copy_(active_M)
         doubles = (self.step + 1) % DOUBLED_EVERY == 0
