@@ -26,7 +26,9 @@ from hyla.train.population import Population
 CHECKED_STEPS = 10
 # Of the loss summed over these steps, and of the gradient of the first one, by norm. HYLA needs the
 # room: a rounding error may switch a ReLU, and its gradients multiply it (docs/performance.md).
-TOLERANCES = {"fp32": (1e-3, 0.02), "tf32": (0.01, 0.05), "bf16": (0.02, 0.2)}
+TOLERANCES = {
+    "fp32": (1e-3, 0.02), "tf32": (0.01, 0.05), "fp16": (0.01, 0.05), "bf16": (0.02, 0.2)
+}  # fmt: skip
 
 
 def make(
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
     parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
-    precisions = ["bf16", "tf32"] if on_gpu else ["fp32"]
+    precisions = ["bf16", "fp16", "tf32"] if on_gpu else ["fp32"]
     parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
     parser.add_argument("--repeats", type=int, default=9)

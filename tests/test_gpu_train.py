@@ -66,7 +66,7 @@ def test_a_replayed_population_is_near_float64_on_the_cpu(task: str, kind: str) 
     assert given.step == 10
 
 
-@pytest.mark.parametrize("precision, tolerance", [("tf32", 0.005), ("bf16", 0.02)])
+@pytest.mark.parametrize("precision, tolerance", [("tf32", 0.005), ("fp16", 0.005), ("bf16", 0.02)])
 def test_lower_precisions_are_near_fp32(precision: str, tolerance: float) -> None:
     config = small_run("sraven")
     full = trained(config, 50, GPU).loss_sum
@@ -145,7 +145,7 @@ def test_populations_that_share_memory_do_not_disturb_each_other() -> None:
     torch.testing.assert_close(losses, together.loss_sum, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 def test_stopped_and_resumed_on_the_gpu(tmp_path: Path, precision: str) -> None:
     config = tiny_run("sraven", precision=precision, evaluate_every=9)
     train(config, tmp_path / "whole", device="cuda:0")
