@@ -18,7 +18,7 @@ def row(mean: float, error: float | None) -> dict[str, Any]:
 def test_differences_are_counted_in_standard_errors() -> None:
     gap, errors = difference(row(10.0, 3.0), row(0.0, 4.0))
     assert (gap, errors) == (10.0, 2.0)
-    assert difference(row(10.0, None), row(0.0, 4.0)) == (10.0, 0.0)
+    assert difference(row(10.0, None), row(0.0, 4.0)) == (10.0, None)
     assert difference(row(1.0, 0.0), row(0.0, 0.0))[1] == math.inf
     assert difference(row(0.0, 0.0), row(0.0, 0.0)) == (0.0, 0.0)
 
@@ -37,6 +37,21 @@ def test_differences_are_counted_in_standard_errors() -> None:
 )
 def test_outcomes(pairs: list[tuple[float, float]], outcome: str) -> None:
     assert all_above([(row(a, 1.0), row(b, 1.0), "") for a, b in pairs]).outcome == outcome
+
+
+def test_a_single_seed_is_told_and_not_judged() -> None:
+    alone, pair = (row(90.0, None), row(0.0, 1.0), "one"), (row(9.0, 1.0), row(0.0, 1.0), "two")
+    alone[0]["measures"][HELD_OUT]["per_seed"] = [90.0]
+    assert all_above([alone]).outcome == "open"
+    found = all_above([alone, pair])
+    assert found.outcome == "in part"
+    assert found.summary == (
+        "1 of 1 hold (1 with a single seed not judged), differences of 9.0 ± 1.4 to 90.0 (1 seed)"
+    )
+    assert found.comparisons[0] == (
+        "one: 90.0 (1 seed) against 0.0 ± 1.0, a difference of 90.0 (1 seed), "
+        "not judged: a single seed has no error"
+    )
 
 
 def place(attention: str, heads: int, mean: float) -> dict[str, Any]:
@@ -161,7 +176,7 @@ def test_falls_are_compared_with_the_errors_of_both_ends() -> None:
     assert "50.0 ± 1.4 (1 of 3 seeds) against 6.0 ± 1.4" in judge(rows).evidence
     for one in rows:
         one["measures"][HELD_OUT]["standard_error"] = None  # one seed tells nothing
-    assert judge(rows).outcome == "not reproduced"
+    assert judge(rows).outcome == "open"
 
 
 def test_differences_in_distribution_are_set_beside_those_held_out() -> None:

@@ -97,6 +97,25 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
         run_experiment(EXPERIMENTS["held-out"], other)
 
 
+def test_fewer_seeds_are_a_row_without_an_error_and_replace_none(tmp_path: Path) -> None:
+    only = {"attention": ("hyla",), "held_out": ("0.5",)}
+    one = Options(scale="smoke", runs=tmp_path, only=only, seeds=1)
+    experiment, all_ = EXPERIMENTS["held-out"], replace(one, seeds=None)
+    (row,) = run_experiment(experiment, one)
+    assert (len(row["per_seed"]), row["standard_error"], row["seeds"]) == (1, None, 1)
+    assert row["command"].endswith("--seeds 1")
+    for options in (one, replace(all_, again=True)):  # it is there, and is made anew as it was
+        (same,) = run_experiment(experiment, replace(options, deadline=-1.0))
+        assert same | {"date": ""} == row | {"date": ""}
+    assert points_left(experiment, all_)
+    assert status(experiment, all_).others == {"--search full --precision fp32 --seeds 1": 1}
+    (more,) = run_experiment(experiment, all_)
+    assert len(more["per_seed"]) == 2
+    assert "seeds" not in more
+    assert run_experiment(experiment, replace(one, deadline=-1.0)) == [more]
+    assert not points_left(experiment, replace(one, seeds=2))
+
+
 @pytest.mark.parametrize("search", ["full", "first-seed"])
 def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str

@@ -48,14 +48,12 @@ def of_seeds(values: Mapping[str, Any]) -> str:
     return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"
 
 
-def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float]:
-    """one - other, and how many standard errors that is; 0 errors if they are not known."""
+def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float | None]:
+    """one - other, and how many standard errors that is; None if one of them has a single seed."""
     a, b = one["measures"][name], other["measures"][name]
     gap = a["mean"] - b["mean"]
     errors = (a.get("standard_error"), b.get("standard_error"))
-    if None in errors:
-        return gap, 0.0
-    return gap, in_errors(gap, *errors)
+    return gap, None if None in errors else in_errors(gap, *errors)
 
 
 def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
@@ -95,34 +93,44 @@ def all_above(
 ) -> Verdict:
     """Whether the first of each pair is above the second, by more than two standard errors.
 
-    With pairs that are not measured a claim is reproduced in part at best, and open at worst.
+    With pairs that are not measured a claim is reproduced in part at best, and open at worst; so
+    with those of a single seed, whose error is not known.
     about: what is compared, where the labels of the pairs do not say it.
     """
-    there = [(a, b, label) for a, b, label in pairs if a is not None and b is not None]
-    if not there:
+    found = [(a, b, label) for a, b, label in pairs if a is not None and b is not None]
+    if not found:
         return NOT_MEASURED
-    gaps = [difference(a, b, name) for a, b, _ in there]
-    holds = [errors > ERRORS for _, errors in gaps]
-    each = [shown(gap_row(a, b, name)) for a, b, _ in there]
+    gaps = [difference(a, b, name) for a, b, _ in found]
+    each = [shown(gap_row(a, b, name)) for a, b, _ in found]
     comparisons = tuple(
         f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}, "
-        f"a difference of {gap}, {'holds' if held else 'does not hold'}"
-        for (a, b, label), gap, held in zip(there, each, holds, strict=True)
+        f"a difference of {text}, {_in_short(errors)}"
+        for (a, b, label), text, (_, errors) in zip(found, each, gaps, strict=True)
     )
-    tends = [errors > TENDENCY for _, errors in gaps]
-    judged = outcome(holds, tends)
-    told = f"{about}, " * bool(about) + f"{sum(holds)} of {len(there)} hold"
+    known = [errors for _, errors in gaps if errors is not None]
+    holds = [errors > ERRORS for errors in known]
+    judged = outcome(holds, [errors > TENDENCY for errors in known])
+    told = f"{about}, " * bool(about) + f"{sum(holds)} of {len(known)} hold"
     asides = []
-    if len(there) < len(pairs):
-        judged = so_far(judged)
-        asides.append(f"{len(pairs) - len(there)} of {len(pairs)} comparisons not measured")
-    if any(map(is_given, (row for a, b, _ in there for row in (a, b)))):
+    if len(known) < len(pairs):
+        judged = so_far(judged) if known else OPEN
+    if len(found) < len(pairs):
+        asides.append(f"{len(pairs) - len(found)} of {len(pairs)} comparisons not measured")
+    if len(known) < len(found):
+        asides.append(f"{len(found) - len(known)} with a single seed not judged")
+    if any(map(is_given, (row for a, b, _ in found for row in (a, b)))):
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
-    by_size = sorted(zip(gaps, each, strict=True))
+    by_size = sorted(zip((gap for gap, _ in gaps), each, strict=True))
     least, most = by_size[0][1], by_size[-1][1]
     told += f", a difference of {most}" if len(each) == 1 else f", differences of {least} to {most}"
     return Verdict(judged, told, comparisons)
+
+
+def _in_short(errors: float | None) -> str:
+    if errors is None:
+        return "not judged: a single seed has no error"
+    return "holds" if errors > ERRORS else "does not hold"
 
 
 def _in_paper(one: Row, other: Row, name: str) -> str:

@@ -4,7 +4,7 @@ Shapes: M members, B instances of a batch, P parameters of a member, S sums that
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -168,9 +168,11 @@ class Population:
         with self._halves():  # not around the backward, which takes the precision of each operation
             return self.objective.loss(self.model, index_B)
 
-    def _halves(self) -> torch.autocast:
+    def _halves(self) -> AbstractContextManager[Any]:
         half = HALVES.get(self.config.precision)
-        return torch.autocast(self.device.type, half, half is not None, cache_enabled=False)
+        if half is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, half, cache_enabled=False)
 
     def _sizes_now(self) -> tuple[Tensor, Tensor, Tensor]:
         rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps)
