@@ -291,62 +291,6 @@ def test_halves_are_near_fp32(attention: str, tolerance: float, precision: str) 
     assert not half[:, 0].equal(full[:, 0])
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_fp16_rounds_less_than_bf16(kind: str) -> None:
-    config = tiny_run("sraven", attention=kind)
-    exact = trained(replace(config, precision="fp64"), 1).moments.first
-    fp16, bf16 = (
-        (trained(replace(config, precision=p), 1).moments.first - exact).norm()
-        for p in ("fp16", "bf16")
-    )
-    assert fp16 < bf16 / 3  # of three more bits
-
-
-def test_an_infinite_gradient_in_fp16_is_a_step_less_and_half_the_scale() -> None:
-    config = tiny_run("sraven", precision="fp16")
-    population = trained(config, 3)
-    assert population.scale.tolist() == [1024.0] * 3  # also of the embedding, whose are the largest
-    before = {name: tensor.clone() for name, tensor in population.state().items()}
-    population.scale[1] = 2.0**40
-    population.advance()
-    assert population.scale.tolist() == [1024.0, 2.0**39, 1024.0]
-    assert population.active.all()
-    assert population.diverged_at.eq(-1).all()
-    for name in ("first_moment", "second_moment", "parameters.norm.bias"):
-        changed = population.state()[name].ne(before[name]).any(dim=1)
-        assert changed.tolist() == [True, False, True]
-    assert population.loss_sum.gt(before["loss_sum"]).all()  # the loss itself is known
-    other = trained(config, 0)
-    other.load(population.state())
-    for _ in range(25):
-        population.advance()
-        other.advance()
-    assert population.state()["first_moment"][1].ne(before["first_moment"][1]).any()
-    assert other.parameters.equal(population.parameters)
-    assert other.scale.equal(population.scale)
-
-
-def test_the_scale_of_fp16_grows_again() -> None:
-    population = trained(tiny_run("sraven", precision="fp16"), 0)
-    population.scale.fill_(256.0)
-    population.scale[2] = 1024.0
-    population.step.fill_(998)
-    population.advance()
-    assert population.scale.tolist() == [256.0, 256.0, 1024.0]
-    population.advance()
-    assert population.scale.tolist() == [512.0, 512.0, 1024.0]
-
-
-def test_a_member_that_is_not_a_number_diverges_in_fp16_too() -> None:
-    population = trained(tiny_run("sraven", precision="fp16"), 2)
-    population.parameters[1] = torch.nan
-    for _ in range(20):
-        population.advance()
-    assert population.active.tolist() == [True, False, True]
-    assert population.diverged_at.tolist() == [-1, 12, -1]  # ten steps were skipped
-    assert population.take_log()[:, 0].isfinite().all()
-
-
 def test_compiled_on_the_cpu_is_the_same_computation() -> None:
     torch.compiler.reset()
     config = tiny_run("sraven", precision="fp64")

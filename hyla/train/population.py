@@ -114,10 +114,11 @@ class Population:
         self._step()
 
     def take_log(self) -> Tensor:
-        """Loss summed since the last call, last gradient norm, norm of the parameters, and the
-        step of divergence or -1: `[M, 4]`, on the device."""
+        """Loss summed since the last call, last gradient norm, norm of the parameters, the step of
+        divergence or -1, and the scale of the loss: `[M, 5]`, on the device."""
         norm = torch.linalg.vector_norm(self.parameters, dim=1, dtype=torch.float64)
-        log = torch.stack((self.loss_sum, self.gradient_norm, norm, self.diverged_at.double()), 1)
+        columns = self.loss_sum, self.gradient_norm, norm, self.diverged_at, self.scale
+        log = torch.stack([column.double() for column in columns], dim=1)
         self.loss_sum.zero_()
         return log
 

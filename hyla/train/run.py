@@ -15,7 +15,7 @@ from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
 from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
 from hyla.train.folder import RunFolder
-from hyla.train.population import Population
+from hyla.train.population import LARGEST_SCALE, Population
 from hyla.train.signals import deferred_signals
 from hyla.train.watch import Progress, Watcher
 
@@ -133,12 +133,15 @@ class Run:
         """Writes loss and norms of each member, or once that it has diverged."""
         steps = (step - 1) % self.config.log_every + 1  # that the sum of the losses is over
         records: list[dict[str, Any]] = []
-        for member, (loss_sum, gradient_norm, parameter_norm, diverged_at) in enumerate(rows):
+        for member, (loss_sum, gradient_norm, parameter_norm, diverged_at, scale) in enumerate(
+            rows
+        ):
             if diverged_at < 0:
                 self.losses[member] = loss_sum / steps
                 norms = {"gradient_norm": gradient_norm, "parameter_norm": parameter_norm}
                 loss = {"step": step, "member": member, "loss": loss_sum / steps}
-                records.append(without_nan(loss | norms))
+                scales = {"scale": scale} if self.config.precision in LARGEST_SCALE else {}
+                records.append(without_nan(loss | norms | scales))
             elif member not in self.told:
                 self.told.add(member)
                 self.mark(member, int(diverged_at))
