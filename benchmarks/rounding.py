@@ -1,7 +1,7 @@
 """How rounding spreads in the first steps of training: `python benchmarks/rounding.py`.
 
-Trains two SRAVEN models of the paper's size in float64, fp32 and bf16, without compilation, and
-prints how far the running mean of all gradients and the summed loss are from those of float64.
+Trains two SRAVEN models of the paper's size in float64, fp32, fp16 and bf16, without compilation,
+and prints how far the running mean of all gradients and the summed loss are from float64.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
                 replace(config, precision=precision), range(2), torch.device(options.device),
                 compiled=False,
             )
-            for precision in ("fp64", "fp32", "bf16")
+            for precision in ("fp64", "fp32", "fp16", "bf16")
         )  # fmt: skip
         for step in range(1, 11):
             for population in (exact, *others):

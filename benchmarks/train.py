@@ -1,10 +1,11 @@
 """How many instances a second a population trains on: `python benchmarks/train.py`.
 
-SRAVEN, 4 layers of width 128, batch 128 for each member: the whole step (data, forward, backward,
-AdamW), on CUDA replayed as a graph, evaluation excluded. Prints no rate unless the result is right:
-the first gradients and the losses of ten steps of members at the beginning, in the middle and at
-the end must be those of each trained by itself, in fp32, without compilation. Times are medians
-over repetitions of several steps; `--profile` adds where the time of a step goes, by kernel.
+SRAVEN, 4 layers of width 128 (or more), batch 128 for each member: the whole step (data, forward,
+backward, AdamW), on CUDA replayed as a graph, evaluation excluded. Prints no rate unless the result
+is right: the first gradients and the losses of ten steps of members at the beginning, in the middle
+and at the end must be those of each trained by itself, in fp32, without compilation. Times are
+medians over repetitions of several steps; `--profile` adds where the time of a step goes, by
+kernel.
 """
 
 import argparse
@@ -108,6 +109,8 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
     parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width-factor", type=int, default=1, help="with as many times the heads")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
     precisions = ["bf16", "fp16", "tf32"] if on_gpu else ["fp32"]
     parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
@@ -120,8 +123,10 @@ def main() -> None:
         sraven_model().with_heads(options.heads)
     except ValueError as error:
         parser.error(f"--{error}")
-    if min(*options.members, options.repeats) < 1:
-        parser.error("--members, --repeats: expected whole numbers of at least 1")
+    if min(*options.members, options.repeats, options.layers, options.width_factor) < 1:
+        names = "--members, --repeats, --layers, --width-factor"
+        parser.error(f"{names}: expected whole numbers of at least 1")
+    size = {"layers": options.layers, "width_factor": options.width_factor}
     if options.device != "cpu" and not on_gpu:
         parser.error(f"--device: expected cpu, for there is no GPU here, got {options.device}")
     if options.device == "cpu" and "tf32" in options.precision:
@@ -129,23 +134,25 @@ def main() -> None:
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
-        sys.stdout.write(f"SRAVEN, 4 layers, batch 128, {name}, PyTorch {torch.__version__}\n")
+        about = f"{options.layers} layers, width {128 * options.width_factor}"
+        sys.stdout.write(f"SRAVEN, {about}, batch 128, {name}, PyTorch {torch.__version__}\n")
     for attention, precision, members, mode in itertools.product(
         options.attention, options.precision, options.members, options.mode
     ):
         torch.compiler.reset()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention)
+        config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention, **size)
         model = replace(config.model, feed_forward=options.feed_forward)
-        config = replace(config, model=model.with_heads(options.heads), precision=precision)
+        model = model.with_heads(options.heads * options.width_factor)
+        config = replace(config, model=model, precision=precision)
         everyone = range(members)
         population, gradients = make(config, everyone, device, compiled=mode == "compiled")
         errors = check(config, population, gradients)
         step = milliseconds(population, options.repeats)
         result = {
-            "attention": attention, "feed_forward": options.feed_forward, "heads": options.heads,
-            "precision": precision, "members": members, "mode": mode,
+            "attention": attention, "feed_forward": options.feed_forward, "heads": model.heads,
+            **size, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),
             "loss_error": errors[0], "gradient_error": errors[1],

@@ -120,6 +120,7 @@ def test_copies_differ_by_a_rounding() -> None:
     [
         ("train.py", "--precision tf32", "expected another than tf32, which takes a GPU"),
         ("train.py", "--heads 7", "--heads: expected a divisor of 64"),
+        ("train.py", "--layers 0", "--layers, --width-factor: expected whole numbers of at least"),
         ("sensitivity.py", "--copies 0", "--copies, --steps, --every: expected at least 1"),
         ("sensitivity.py", "--steps 20 --every 7", "steps a multiple of every"),
         ("sensitivity.py", "--output none/curves.json", "--output: there is no folder none"),
