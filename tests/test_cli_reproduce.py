@@ -63,6 +63,11 @@ def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
             "--only, axis of heads: unknown name 'haeds'. Did you mean 'heads'",
         ),
         ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
+        (
+            "heads --only heads=4,8",
+            "--only: expected one value each: heads=4 heads=8, got 'heads=4,8'",
+        ),
+        ("heads --seeds 0", "--seeds: expected a whole number of at least 1, got 0"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
         ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
         ("heads --processes 2 --again", "processes: expected 1 with --again"),

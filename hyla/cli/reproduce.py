@@ -197,6 +197,9 @@ def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         axis, equals, value = text.partition("=")
         if not equals:
             raise bad_value("only", repr(text), expected)
+        if "," in value:
+            each = " ".join(f"{axis}={part.strip()}" for part in value.split(","))
+            raise bad_value("only", repr(text), f"one value each: {each}")
         wanted[axis] = (*wanted.get(axis, ()), value)
     return wanted
 
