@@ -328,7 +328,8 @@ class Transformer(nn.Module):
         # flows back to the embedding: with tokens of zeros, LayerNorm makes that a thousand times
         # what flows back elsewhere, too much for 16 bits.
         with torch.autocast(device, enabled=False):
-            return self.embedding(tokens.to(dtype) if tokens.is_floating_point() else tokens)
+            continuous = self.config.inputs == "continuous"
+            return self.embedding(tokens.to(dtype) if continuous else tokens)
 
 
 def build(config: ModelConfig, seed: int) -> Transformer:

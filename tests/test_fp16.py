@@ -66,14 +66,70 @@ def test_the_scale_of_fp16_grows_again() -> None:
     assert found.scale.tolist() == [512.0, 512.0, 1024.0]
 
 
-def test_a_member_that_is_not_a_number_diverges_in_fp16_too() -> None:
+def test_a_loss_that_is_not_a_number_is_the_end_in_fp16_too() -> None:
     found = trained(tiny_run("sraven", precision="fp16"), 2)
     found.parameters[1] = torch.nan
-    for _ in range(20):
-        found.advance()
+    found.advance()
     assert found.active.tolist() == [True, False, True]
-    assert found.diverged_at.tolist() == [-1, 12, -1]  # ten steps were skipped
+    assert found.diverged_at.tolist() == [-1, 2, -1]
+    found.step.fill_(999)
+    found.advance()  # its scale may grow, but it stays frozen
+    assert found.active.tolist() == [True, False, True]
     assert found.take_log()[:, 0].isfinite().all()
+
+
+def test_a_gradient_that_no_scale_helps_is_the_end() -> None:
+    found = trained(tiny_run("sraven", precision="fp16"), 2)
+    found.scale[1] = 4.0
+    norms = found.gradient_norm.clone()
+    # The loss is finite, and so is the scale: only the gradient is not.
+    found.model.output.weight.register_hook(lambda gradient: gradient * torch.inf)
+    for scale in (2.0, 1.0):
+        found.advance()
+        assert found.scale[1] == scale
+        assert found.active.all()
+        assert found.gradient_norm.equal(norms)  # of the last step that was taken
+    found.advance()
+    assert found.active.tolist() == [True, False, True]
+
+
+def test_small_gradients_need_the_scale() -> None:
+    config = tiny_run("sraven", attention="softmax")
+
+    def first_gradients(precision: str, scale: float) -> torch.Tensor:
+        found = trained(replace(config, precision=precision), 0)
+        with torch.no_grad():
+            found.model.output.weight.mul_(1e-4)  # what flows back to all layers before it
+        found.scale.fill_(scale)
+        found.advance()
+        named = found.model.named_parameters()
+        before = sum(p[0].numel() for name, p in named if not name.startswith("output."))
+        return found.moments.first[:, :before]
+
+    exact = first_gradients("fp64", 1.0)
+    scaled, plain = ((first_gradients("fp16", s) - exact).norm() for s in (1024.0, 1.0))
+    assert scaled < plain / 4
+
+
+def test_evaluation_does_not_overflow() -> None:
+    config = tiny_run("sraven", attention="linear", precision="fp16")
+    found = trained(config, 0)
+    with torch.no_grad():  # finite in fp32, infinite in fp16
+        for block in found.model.blocks:
+            block.attention.value.weight.mul_(3e5)
+    assert found.evaluate("held_out", 23).isfinite().all()
+    found.advance()
+    assert not found.active.any()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_other_precisions_have_no_scale(precision: str) -> None:
+    found = trained(tiny_run("sraven", precision=precision), 1)
+    assert "scale" not in found.state()
+    assert found.scale.eq(1).all()
+    with torch.autocast("cpu", torch.bfloat16):  # what is around it does not matter
+        other = trained(tiny_run("sraven", precision=precision), 1)
+    assert other.parameters.equal(found.parameters)
 
 
 def test_fp16_goes_on_with_the_scales_it_had(
@@ -81,7 +137,7 @@ def test_fp16_goes_on_with_the_scales_it_had(
 ) -> None:
     options = {"device": "cpu", "compiled": False}
     # Members start with scales that are too large, and reach different ones.
-    monkeypatch.setattr(population, "LARGEST_SCALE", {"fp16": 2.0**24})
+    monkeypatch.setattr(population, "LARGEST_SCALE", 2.0**24)
     config = tiny_run("sraven", precision="fp16", evaluate_every=9)
     train(config, tmp_path / "whole", **options)
     for stop in (4, 17, None):

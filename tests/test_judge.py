@@ -43,6 +43,7 @@ def test_a_single_seed_is_told_and_not_judged() -> None:
     alone, pair = (row(90.0, None), row(0.0, 1.0), "one"), (row(9.0, 1.0), row(0.0, 1.0), "two")
     alone[0]["measures"][HELD_OUT]["per_seed"] = [90.0]
     assert all_above([alone]).outcome == "open"
+    assert all_above([alone]).summary.startswith("no comparison can be judged (1 with")
     found = all_above([alone, pair])
     assert found.outcome == "in part"
     assert found.summary == (

@@ -307,6 +307,14 @@ def test_the_residual_stream_is_not_rounded_in_mixed_precision(inputs: str) -> N
     assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
 
 
+def test_tokens_of_16_bits_under_autocast_and_shapes_alone() -> None:
+    model, tokens = build(ModelConfig(**SMALL), seed=0), torch.randn(2, 7, 5).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(tokens).isfinite().all()
+    shapes = build(ModelConfig(**SMALL), seed=0).to("meta")
+    assert shapes(tokens.float().to("meta")).shape == model(tokens.float()).shape
+
+
 def test_heads_share_the_size_of_all_together() -> None:
     model = sraven_model("hyla")
     one = model.with_heads(1)

@@ -97,23 +97,40 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
         run_experiment(EXPERIMENTS["held-out"], other)
 
 
-def test_fewer_seeds_are_a_row_without_an_error_and_replace_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("search", ["full", "first-seed", "0.001,0.3,1"])
+def test_fewer_seeds_are_a_row_without_an_error_and_replace_none(
+    tmp_path: Path, search: str
+) -> None:
     only = {"attention": ("hyla",), "held_out": ("0.5",)}
-    one = Options(scale="smoke", runs=tmp_path, only=only, seeds=1)
+    one = Options(scale="smoke", runs=tmp_path, only=only, search=search, seeds=1)
     experiment, all_ = EXPERIMENTS["held-out"], replace(one, seeds=None)
+    assert {m.seed for p in chosen_points(experiment, one) for m in p.config.members} == {0}
     (row,) = run_experiment(experiment, one)
     assert (len(row["per_seed"]), row["standard_error"], row["seeds"]) == (1, None, 1)
     assert row["command"].endswith("--seeds 1")
-    for options in (one, replace(all_, again=True)):  # it is there, and is made anew as it was
-        (same,) = run_experiment(experiment, replace(options, deadline=-1.0))
-        assert same | {"date": ""} == row | {"date": ""}
+    late = {"deadline": -1.0}
+    for again in (one, replace(all_, again=True), replace(one, seeds=9, again=True)):  # as it was
+        (same,) = run_experiment(experiment, replace(again, **late))
+        assert same == row | {"date": same["date"]}
     assert points_left(experiment, all_)
-    assert status(experiment, all_).others == {"--search full --precision fp32 --seeds 1": 1}
-    (more,) = run_experiment(experiment, all_)
+    told = f"--search {search} --precision fp32 --seeds 1"
+    assert status(experiment, all_).others == {told: 1}
+    assert status(experiment, one).as_asked == 1
+    (more,) = run_experiment(experiment, replace(all_, seeds=9))  # there are two
     assert len(more["per_seed"]) == 2
     assert "seeds" not in more
-    assert run_experiment(experiment, replace(one, deadline=-1.0)) == [more]
-    assert not points_left(experiment, replace(one, seeds=2))
+    assert "--seeds" not in more["command"]
+    said: list[str] = []
+    for fewer in (one, replace(one, precision="bf16"), replace(one, again=True)):
+        assert status(experiment, fewer).as_asked == 1
+        (kept,) = run_experiment(experiment, replace(fewer, **late), say=said.append)
+        assert kept == more | {"date": kept["date"]}
+        assert fewer.again or not points_left(experiment, fewer)
+    assert said[0].endswith(
+        f"made with --search {search} --precision fp32, which fewer seeds do not replace"
+    )
+    with pytest.raises(TimeUp):  # as many seeds do
+        run_experiment(experiment, replace(one, seeds=2, precision="bf16", **late))
 
 
 @pytest.mark.parametrize("search", ["full", "first-seed"])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hyla import KINDS, attend
 from hyla.attention import fused, thin
-from hyla.attention.fused import Form
+from hyla.attention.fused import Call, Form
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +114,33 @@ def test_half_precision(
     monkeypatch.setattr(thin, "MULTIPROCESSORS", 0 if many else thin.MULTIPROCESSORS)
     options = {"bias": torch.randn(1, 16, 6, 7), "causal": True}
     assert_near_float64((37,), 6, 7, 16, 4, 4, kind, **options, dtype=dtype, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_values_with_a_mean_cost_no_digits(dtype: torch.dtype, tolerance: float) -> None:
+    q, k, v, grad = torch.randn(4, 3, 36, 5, 4).to(dtype).unbind()
+    v = v + 16
+    form, inputs = Form("softmax", "linear", False, False, 0.5, 0.0), [q.requires_grad_(), k, v]
+    (ours,) = torch.autograd.grad(fused.attend(*inputs, form, "thin"), q, grad)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    out = attend(*exact, kind="softmax", backend="reference")
+    (theirs,) = torch.autograd.grad(out, exact[0], grad.double())
+    assert (ours.double() - theirs).norm() < tolerance * theirs.norm()
+
+
+def test_threads_hold_more_where_there_is_room_for_it() -> None:
+    def numbers(sequences: int, dtype: torch.dtype, kind: str) -> int:
+        q, row = torch.empty(1, 36, 16, 4, dtype=dtype).expand(sequences, -1, -1, -1), KINDS[kind]
+        form = Form(row.normaliser, row.value_network, row.nonlinear, False, 0.5, 0.0)
+        problem = thin._Problem(Call(q[:1], q[:1], q[:1], None, None, None, form))
+        problem.q = q
+        return problem._tuning("forward")[0]
+
+    half = torch.float16
+    assert numbers(4096, half, "hyla") == numbers(4096, torch.bfloat16, "linear") == 32
+    assert numbers(4096, torch.float32, "hyla") == 16
+    assert numbers(4096, half, "softmax") == 16  # more would be spilled
+    assert numbers(384, half, "hyla") == 16  # more would leave the GPU idle
 
 
 @pytest.mark.parametrize("kind", ["softmax", "hyla-rms_head+softmax"])

@@ -22,10 +22,10 @@ constexpr int HL = (PARTS + GROUP - 1) / GROUP;  // 1 with several slices
 constexpr int SEQS = LANES / GROUP;
 constexpr bool EVEN = PARTS % GROUP == 0;
 // Where codes enter linearly, the sums of the softmax may come last: one pass over the keys will do,
-// and delta = sum_k a da is what flows back times the output (which bfloat16 rounds too much for that).
+// and delta = sum_k a da is what flows back times the output (which must not be rounded for that).
 constexpr bool SUMS_FIRST = NORMALISER == 2 && MLP;
 constexpr bool SUMS_LAST = NORMALISER == 2 && !MLP;
-constexpr bool DELTA_OF_OUTPUT = SUMS_LAST && TYPE != 1;
+constexpr bool DELTA_OF_OUTPUT = SUMS_LAST && TYPE == 0;
 static_assert(SLICES == 1 || HL == 1 && !DEEP, "a sliced head has one lane for a slice, and no deep network");
 
 #if TYPE == 0

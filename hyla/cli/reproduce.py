@@ -243,12 +243,14 @@ def _show_list(
         table.add_row(*what, scale or experiment.scales[0], *cells)
     console.print(table)
     asked = f"--search {options.search} --precision {options.precision}"
+    asked += f" --seeds {options.seeds}" if options.seeds else ""
+    enough = "by a wider search" + (" or with more seeds" if options.seeds else "")
     others = sum((Counter(one.others) for one in found.values()), Counter())
     others.pop(asked, None)  # of another configuration, so no option keeps them
     each = ", ".join(f"{made_with} ({count})" for made_with, count in others.most_common())
     problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
-        f"As asked: made with {asked} or by a wider search; other rows would be trained anew.",
+        f"As asked: made with {asked} or {enough}; other rows would be trained anew.",
         *([f"Those stay with the options that they were made with: {each}."] if others else []),
         *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",

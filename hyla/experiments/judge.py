@@ -110,7 +110,8 @@ def all_above(
     known = [errors for _, errors in gaps if errors is not None]
     holds = [errors > ERRORS for errors in known]
     judged = outcome(holds, [errors > TENDENCY for errors in known])
-    told = f"{about}, " * bool(about) + f"{sum(holds)} of {len(known)} hold"
+    told = f"{about}, " * bool(about)
+    told += f"{sum(holds)} of {len(known)} hold" if known else "no comparison can be judged"
     asides = []
     if len(known) < len(pairs):
         judged = so_far(judged) if known else OPEN

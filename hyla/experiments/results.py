@@ -38,6 +38,11 @@ def is_first_seed(row: Row) -> bool:
     return row.get("search") == "first-seed"
 
 
+def is_chosen_on_one_seed(row: Row) -> bool:
+    """The same, or there is no other."""
+    return is_first_seed(row) or (row.get("search") == "full" and row.get("seeds") == 1)
+
+
 def is_given(row: Row) -> bool:
     """Whether hyperparameters were not searched: one setting stands in the place of a search."""
     return "," in str(row.get("search"))

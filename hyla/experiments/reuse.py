@@ -1,5 +1,6 @@
 """Rows that need no run: made before, or by another experiment of the very same runs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,17 @@ from hyla.train.runs import folder_name
 TAKEN = "taken_from"  # names the experiment that a row was copied from
 
 
+def of_more_seeds(point: Point, rows: Sequence[Row], seeds: int | None) -> list[Row]:
+    """The rows of a point that have more than so many seeds, whatever made them."""
+    found = [row for row in rows if is_at(row, point.axes)]
+    return [row for row in found if seeds is not None and _seeds_of(row) > seeds]
+
+
+def _seeds_of(row: Row) -> float:
+    each = row.get("per_seed")
+    return row.get("seeds", len(each) if isinstance(each, list) else math.inf)
+
+
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     """The rows of a point that come from the runs it asks for: their names tell.
 
@@ -24,6 +36,7 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
     found = [row for row in rows if is_at(row, point.axes)]
     if point.config is None:
         return found
+    seeds = len({member.seed for member in point.config.members})
     one = setting_of(search) is not None
     warmups = {member.warmup for member in point.config.members}
     parts = [_with_warmup(point, warmup) for warmup in warmups] if one else [point]
@@ -37,6 +50,7 @@ def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:
         row
         for row in found
         if row.get("search") in enough
+        and row.get("seeds", seeds) >= seeds
         and isinstance(runs := row.get("runs"), list)
         and all(isinstance(name, str) for name in runs)
         and complete(row, set(runs))

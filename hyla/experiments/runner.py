@@ -23,7 +23,13 @@ from hyla.experiments.results import (
     results_file,
     write_rows,
 )
-from hyla.experiments.reuse import TAKEN, chosen_setting, made_before, made_elsewhere
+from hyla.experiments.reuse import (
+    TAKEN,
+    chosen_setting,
+    made_before,
+    made_elsewhere,
+    of_more_seeds,
+)
 from hyla.experiments.rows import (
     FinishedRun,
     choose,
@@ -115,10 +121,10 @@ def chosen_points(experiment: Experiment, options: Options) -> list[Point]:
         except ValueError as error:  # a setting that it does not have
             place = f"{experiment.name}, {place_name(point.axes)}"
             raise ValueError(f"{str(error).rstrip('.')}, in {place}.") from None
-    return [_asked(point, options) for point in points]
+    return [as_asked(point, options) for point in points]
 
 
-def _asked(point: Point, options: Options) -> Point:
+def as_asked(point: Point, options: Options) -> Point:
     """A point with the precision and the seeds asked for."""
     if point.config is None:
         return point
@@ -143,11 +149,8 @@ def rows_there(
     experiment: Experiment, point: Point, rows: Sequence[Row], options: Options
 ) -> list[Row]:
     """The rows of a point that need no run: its own, or as another experiment has them now."""
-    if options.seeds:  # more of them will do
-        every = replace(options, seeds=None, only={a: (str(v),) for a, v in point.axes.items()})
-        for whole in chosen_points(experiment, every):
-            if found := rows_there(experiment, whole, rows, every):
-                return found
+    if more := of_more_seeds(point, rows, options.seeds):
+        return more
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
         return own
@@ -189,26 +192,24 @@ def run_experiment(
 ) -> list[Row]:
     """Trains what is not there, point by point, and writes the rows of each at once."""
     require(experiment)
-    points = chosen_points(experiment, options)
+    points = chosen_points(experiment, replace(options, seeds=None))
     file = _file(experiment.name, options)
     there = read_rows(file)  # what is wrong with it is told before anything is trained
     rows: list[Row] = []
-    for number, point in enumerate(points, start=1):
-        place = place_name(point.axes)
-        old = next((row for row in there if is_at(row, point.axes)), {})
-        here = options
-        if options.again:  # as it was made, whatever is asked for now
-            if not old:
-                say(f"{experiment.name} {number}/{len(points)}: {place} has no row to make anew")
-                continue
-            here = replace(here, **{name: old[name] for name in SETTINGS if name in old})
-            point = _asked(point, here)
+    for number, whole in enumerate(points, start=1):
+        place = place_name(whole.axes)
+        old = next((row for row in there if is_at(row, whole.axes)), {})
+        if options.again and not old:
+            say(f"{experiment.name} {number}/{len(points)}: {place} has no row to make anew")
+            continue
+        here = _for_point(whole, old, options)
+        point = as_asked(whole, here)
         if not options.again:
-            done = rows_there(experiment, point, there, options)
+            done = rows_there(experiment, point, there, here)
         else:  # a copy is made anew where it comes from
             done = [old] if TAKEN in old else []
         if done:
-            about = _about(done[0], here.search)
+            about = _about(done[0], here)
             say(f"{experiment.name} {number}/{len(points)}: {place} is in {file}{about}")
             if any(row not in there for row in done):
                 if old and (TAKEN not in old or made_with(old) != made_with(done[0])):
@@ -231,7 +232,7 @@ def run_experiment(
         made = experiment.make(point, runs, options.scale, **telling)
         origin = provenance(runs) if runs else untrained(time.perf_counter() - start)
         origin |= {"scale": options.scale} | ({"search": here.search} if runs else {})
-        origin |= {"seeds": here.seeds} if runs and here.seeds else {}
+        origin |= {"seeds": here.seeds} if here.seeds else {}
         only = point.axes.items() if setting_of(here.search) else ()  # others may have another
         origin |= {"date": datetime.now(UTC).date().isoformat()}
         made = [row | origin | {"command": here.command(experiment, only)} for row in made]
@@ -243,17 +244,28 @@ def run_experiment(
     return rows
 
 
+def _for_point(whole: Point, old: Row, options: Options) -> Options:
+    """With `again`, the options that made its row; without seeds, if there are no more of them."""
+    if options.again:
+        made = {name: old[name] for name in SETTINGS if name in old}
+        options = replace(options, **({"seeds": None} | made))
+    every = replace(options, seeds=None)
+    return every if as_asked(whole, every) == as_asked(whole, options) else options
+
+
 def place_name(axes: Axes) -> str:
     """Values of axes, in words."""
     return ", ".join(f"{axis} {value}" for axis, value in axes.items())
 
 
-def _about(row: Row, search: str) -> str:
+def _about(row: Row, options: Options) -> str:
     """Where a row comes from that is there, if not from what is asked for."""
     text = f", from {row[TAKEN]}" if TAKEN in row else ""
-    setting = setting_of(search)
+    setting = setting_of(options.search)
     if setting and row.get("search") in SEARCHES and chosen_setting(row) != setting:
         text += f", made with {made_with(row)}, which one setting does not replace"
+    elif of_more_seeds(Point({}, None), [row], options.seeds):
+        text += f", made with {made_with(row)}, which fewer seeds do not replace"
     return text
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyla.experiments.declare import Figure, Row
+from hyla.experiments.judge import of_seeds
 from hyla.report import about
 from hyla.report.colours import GREY, PALETTE, style
 from hyla.report.drawn import (
@@ -138,7 +139,8 @@ def _numbers(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Grid:
     body = []
     for row in rows:
         values = measure(row, figure.y)
-        text = marked(with_error(values["mean"], values.get("standard_error")), row)
+        mean = with_error(values["mean"], values.get("standard_error")) + of_seeds(values)
+        text = marked(mean, row)
         cells = [*(shown(row.get(axis_)) for axis_ in shown_axes), text, about.seeds(values)]
         body.append([*cells, *([rounded(row.get("ceiling"))] * figure.ceiling)])
     return Grid(head, body, len(shown_axes))

@@ -51,7 +51,7 @@ MEANINGS = {
     IN_PART: "some hold, or all by more than one standard error, or all that are measured while "
     "others are not",
     NOT_REPRODUCED: "none holds",
-    OPEN: "none holds so far, and some are not measured",
+    OPEN: "none holds so far, and some are not measured, or with a single seed",
     NOT_MEASURED.outcome: "there are no rows to compare",
 }
 JUDGED_OTHERWISE = (

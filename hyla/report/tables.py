@@ -5,7 +5,7 @@ from typing import Any
 
 from hyla.experiments.declare import Figure, Row
 from hyla.experiments.judge import ERRORS, in_errors, of_seeds
-from hyla.experiments.results import is_first_seed, is_given
+from hyla.experiments.results import is_chosen_on_one_seed, is_given
 from hyla.report import about
 from hyla.report.colours import GREY, PALETTE
 from hyla.report.drawn import (
@@ -29,7 +29,7 @@ FIRST_SEED_NOTE = (
     "settings: such a mean leans upwards."
 )
 GIVEN_NOTE = "Hyperparameters were given, not searched."
-MARKS = {"†": (is_first_seed, FIRST_SEED_NOTE), "‡": (is_given, GIVEN_NOTE)}
+MARKS = {"†": (is_chosen_on_one_seed, FIRST_SEED_NOTE), "‡": (is_given, GIVEN_NOTE)}
 ONLY_PAPER = "only_paper"  # marks what stands in the place of a row that is not there
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}

@@ -146,6 +146,11 @@ class RunConfig(Config):
         return next(name for name, kind in TASKS.items() if isinstance(self.task, kind))
 
     @property
+    def scales_loss(self) -> bool:
+        """Whether the loss has a scale, so that gradients of 16 bits are neither infinite nor 0."""
+        return self.precision == "fp16"
+
+    @property
     def tokens(self) -> int:
         """How many tokens a sequence has."""
         return self.task.tokens if isinstance(self.task, SravenConfig) else self.task.examples

@@ -4,7 +4,7 @@ Shapes: M members, B instances of a batch, P parameters of a member, S sums that
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,8 +32,8 @@ COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
-# at most so much; halved when something is infinite, and doubled again every so many steps.
-LARGEST_SCALE, DOUBLED_EVERY = {"fp16": 1024.0}, 1000
+# at most so much; halved when one is infinite, and doubled again every so many steps.
+LARGEST_SCALE, DOUBLED_EVERY = 1024.0, 1000
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ class Population:
         self.warmup = column([m.warmup for m in members])
         self.loss_sum, self.gradient_norm = torch.zeros_like(self.peak), torch.zeros_like(self.peak)
         self.active = torch.ones(len(members), dtype=torch.bool, device=device)
-        self.largest_scale = LARGEST_SCALE.get(config.precision, 1.0)
+        self.largest_scale = LARGEST_SCALE if config.scales_loss else 1.0
         self.scale = torch.full_like(self.peak, self.largest_scale, dtype=self.parameters.dtype)
         self.diverged_at = torch.full((len(members),), -1, device=device)
         self.step, self.next_instance, self.end_instance = number(), number(), number()
@@ -109,7 +109,8 @@ class Population:
     def advance(self) -> None:
         """Trains one step; a member whose loss or gradient is not finite is frozen before it.
 
-        In fp16 such steps are skipped, with a smaller scale each time, and it is frozen at scale 1.
+        In fp16 a step of which the gradient alone is not finite is skipped and the scale halved,
+        down to 1.
         """
         self._step()
 
@@ -149,7 +150,7 @@ class Population:
             "loss_sum": self.loss_sum,
             "gradient_norm": self.gradient_norm,
         }
-        return counters | ({"scale": self.scale} if self.largest_scale > 1 else {})
+        return counters | ({"scale": self.scale} if self.config.scales_loss else {})
 
     def _compile(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         if not self.compiled:
@@ -157,7 +158,7 @@ class Population:
         return torch.compile(function, fullgraph=True, dynamic=False, options=COMPILER_OPTIONS)
 
     def _one_step(self) -> None:
-        with matrix_products(self.config.precision):
+        with arithmetic(self.config.precision, self.device):
             index = self.step * self.config.batch + self.offsets
             loss_M = self._loss(index)
             scaled = (loss_M * self.scale).sum()
@@ -166,14 +167,12 @@ class Population:
                 self._learn(loss_M.detach(), gradients, self._sizes())
 
     def _loss_of(self, index_B: Tensor) -> Tensor:
-        with self._halves():  # not around the backward, which takes the precision of each operation
-            return self.objective.loss(self.model, index_B)
-
-    def _halves(self) -> AbstractContextManager[Any]:
         half = HALVES.get(self.config.precision)
         if half is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, half, cache_enabled=False)
+            return self.objective.loss(self.model, index_B)
+        # Not around the backward, where each operation has the precision of its forward.
+        with torch.autocast(self.device.type, half, cache_enabled=False):
+            return self.objective.loss(self.model, index_B)
 
     def _sizes_now(self) -> tuple[Tensor, Tensor, Tensor]:
         rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps)
@@ -184,14 +183,14 @@ class Population:
     ) -> None:
         gradients_MP = rows(gradients) / self.scale.unsqueeze(-1)
         norm_M = torch.linalg.vector_norm(gradients_MP, dim=1)
-        finite_M = loss_M.isfinite()
-        learns_M = self.active & finite_M & norm_M.isfinite()
-        skips_M = self.active & ~learns_M & (self.scale > 1)
+        known_M = self.active & loss_M.isfinite()
+        learns_M = known_M & norm_M.isfinite()
+        skips_M = known_M & ~learns_M & (self.scale > 1)
         active_M = learns_M | skips_M
-        adamw_(self.parameters, self.moments, gradients_MP, sizes, self.decayed, learns_M)
         diverged_M = self.active & ~active_M
+        adamw_(self.parameters, self.moments, gradients_MP, sizes, self.decayed, learns_M)
         self.diverged_at.copy_(torch.where(diverged_M, self.step, self.diverged_at))
-        self.loss_sum.copy_(torch.where(active_M & finite_M, self.loss_sum + loss_M, self.loss_sum))
+        self.loss_sum.copy_(torch.where(active_M, self.loss_sum + loss_M, self.loss_sum))
         self.gradient_norm.copy_(torch.where(learns_M, norm_M, self.gradient_norm))
         self.active.copy_(active_M)
         doubles = (self.step + 1) % DOUBLED_EVERY == 0
@@ -201,7 +200,14 @@ class Population:
 
     @torch.no_grad()
     def _evaluate_batch(self, split: str) -> None:
-        with matrix_products(self.config.precision), self._halves():
+        half = HALVES.get(self.config.precision)
+        # In fp16 a number that is too large would be a member that has diverged: rather in tf32.
+        with (
+            arithmetic(self.config.precision, self.device),
+            torch.autocast(
+                self.device.type, half, enabled=half == torch.bfloat16, cache_enabled=False
+            ),
+        ):
             self._add_sums(split)
 
     # Not compiled: it is a few percent of the work, and each split would take half a minute.
@@ -309,11 +315,12 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
 
 
 @contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
-    """Matrix products of fp32 in tf32, if that is the precision."""
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """Matrix products of fp32 in tf32, if their precision is that or less; without autocast."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if precision in ("tf32", "fp16") else "highest")
     try:
-        yield
+        with torch.autocast(device.type, enabled=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -15,7 +15,7 @@ from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
 from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
 from hyla.train.folder import RunFolder
-from hyla.train.population import LARGEST_SCALE, Population
+from hyla.train.population import Population
 from hyla.train.signals import deferred_signals
 from hyla.train.watch import Progress, Watcher
 
@@ -140,7 +140,7 @@ class Run:
                 self.losses[member] = loss_sum / steps
                 norms = {"gradient_norm": gradient_norm, "parameter_norm": parameter_norm}
                 loss = {"step": step, "member": member, "loss": loss_sum / steps}
-                scales = {"scale": scale} if self.config.precision in LARGEST_SCALE else {}
+                scales = {"scale": scale} if self.config.scales_loss else {}
                 records.append(without_nan(loss | norms | scales))
             elif member not in self.told:
                 self.told.add(member)
