@@ -222,13 +222,14 @@ def test_the_least_and_the_largest_difference_are_told_first() -> None:
     )
 
 
-def test_seeds_that_diverged_are_told() -> None:
+def test_seeds_that_diverged_or_are_fewer_are_told() -> None:
     values = {"mean": 90.5, "standard_error": 0.5, "per_seed": [90.0, 91.0, None]}
     verdict = all_above([({"measures": {HELD_OUT: values}}, row(80.0, 1.0), "a")])
     assert "90.5 ± 0.5 (2 of 3 seeds) against 80.0 ± 1.0" in verdict.evidence
-    values = values | {"per_seed": [90.0, 91.0]}
-    verdict = all_above([({"measures": {HELD_OUT: values}}, row(80.0, 1.0), "a")])
-    assert "seeds" not in verdict.evidence
+    for seeds, told in (([90.0, 91.0], " (2 seeds)"), ([90.0, 90.5, 91.0], "")):
+        values = values | {"per_seed": seeds}
+        verdict = all_above([({"measures": {HELD_OUT: values}}, row(80.0, 1.0), "a")])
+        assert f"90.5 ± 0.5{told} against 80.0 ± 1.0" in verdict.evidence
 
 
 @pytest.mark.parametrize(

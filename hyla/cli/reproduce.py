@@ -253,7 +253,7 @@ def _show_list(
         f"As asked: made with {asked} or {enough}; other rows would be trained anew.",
         *([f"Those stay with the options that they were made with: {each}."] if others else []),
         *(["Begun: points without rows that have a run folder."] * wide),
-        "Hours: a rough estimate, with --precision bf16 or tf32, of all from the beginning.",
+        "Hours: a rough estimate, with --precision tf32, fp16 or bf16, of all from the beginning.",
         *problems,
     ):
         console.print(line, soft_wrap=True, markup=False)

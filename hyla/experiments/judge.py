@@ -11,6 +11,7 @@ REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
+USUAL_SEEDS = 3  # of the paper: fewer are told
 TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
@@ -41,10 +42,10 @@ def of_seeds(values: Mapping[str, Any]) -> str:
     (' (2 of 3 seeds)', ' (1 seed)')
     """
     seeds = values.get("per_seed")
-    if isinstance(seeds, list) and len(seeds) == 1:
-        return " (1 seed)"
-    if not isinstance(seeds, list) or None not in seeds:
+    if not isinstance(seeds, list) or (None not in seeds and len(seeds) >= USUAL_SEEDS):
         return ""
+    if None not in seeds:
+        return f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})"
     return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"
 
 
