@@ -159,7 +159,7 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("", "command: expected one of sraven, fuzzy, got nothing"),
         ("sraven --attention hila", "attention: unknown name 'hila'. Did you mean 'hyla'"),
         ("sraven --positions t6", "positions: unknown name 't6'. Did you mean 't5'"),
-        ("sraven --precision fp16", "precision: unknown name 'fp16'"),
+        ("sraven --precision fp61", "precision: unknown name 'fp61'"),
         ("sraven --splits unknown", "splits: unknown name 'unknown'"),
         ("sraven --head-size-by-width", "--head-size-by-width: expected a --width-factor of 2"),
         ("sraven --splits", "splits: expected one or more different values, got nothing"),
