@@ -16,15 +16,11 @@ from hyla.train.runs import folder_name
 TAKEN = "taken_from"  # names the experiment that a row was copied from
 
 
-def of_more_seeds(point: Point, rows: Sequence[Row], seeds: int | None) -> list[Row]:
-    """The rows of a point that have more than so many seeds, whatever made them."""
-    found = [row for row in rows if is_at(row, point.axes)]
-    return [row for row in found if seeds is not None and _seeds_of(row) > seeds]
-
-
-def _seeds_of(row: Row) -> float:
+def has_more_seeds(row: Row, seeds: int | None) -> bool:
+    """Whether a row has more than the seeds asked for, whatever else made it; None means all."""
     each = row.get("per_seed")
-    return row.get("seeds", len(each) if isinstance(each, list) else math.inf)
+    own = row.get("seeds", len(each) if isinstance(each, list) else math.inf)
+    return seeds is not None and own > seeds
 
 
 def made_before(point: Point, rows: Sequence[Row], search: str) -> list[Row]:

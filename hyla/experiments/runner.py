@@ -26,9 +26,9 @@ from hyla.experiments.results import (
 from hyla.experiments.reuse import (
     TAKEN,
     chosen_setting,
+    has_more_seeds,
     made_before,
     made_elsewhere,
-    of_more_seeds,
 )
 from hyla.experiments.rows import (
     FinishedRun,
@@ -149,7 +149,8 @@ def rows_there(
     experiment: Experiment, point: Point, rows: Sequence[Row], options: Options
 ) -> list[Row]:
     """The rows of a point that need no run: its own, or as another experiment has them now."""
-    if more := of_more_seeds(point, rows, options.seeds):
+    here = [row for row in rows if is_at(row, point.axes)]
+    if more := [row for row in here if has_more_seeds(row, options.seeds)]:
         return more
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
@@ -264,7 +265,7 @@ def _about(row: Row, options: Options) -> str:
     setting = setting_of(options.search)
     if setting and row.get("search") in SEARCHES and chosen_setting(row) != setting:
         text += f", made with {made_with(row)}, which one setting does not replace"
-    elif of_more_seeds(Point({}, None), [row], options.seeds):
+    elif has_more_seeds(row, options.seeds):
         text += f", made with {made_with(row)}, which fewer seeds do not replace"
     return text
 

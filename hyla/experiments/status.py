@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hyla.experiments.declare import Experiment
 from hyla.experiments.results import is_at, read_rows, results_file
-from hyla.experiments.reuse import made_before, of_more_seeds
+from hyla.experiments.reuse import has_more_seeds, made_before
 from hyla.experiments.runner import Options, chosen_points, h200_seconds, made_with
 from hyla.experiments.search import models, populations
 from hyla.train.runs import folder_name
@@ -43,9 +43,10 @@ def status(experiment: Experiment, options: Options) -> Status:
         problem = str(error)
     measured = [p for p in points if any(is_at(row, p.axes) for row in rows)]
     asked = [
-        point
-        for point in measured
-        if made_before(point, rows, options.search) or of_more_seeds(point, rows, options.seeds)
+        p
+        for p in measured
+        if made_before(p, rows, options.search)
+        or any(is_at(row, p.axes) and has_more_seeds(row, options.seeds) for row in rows)
     ]
     others = (next(r for r in rows if is_at(r, p.axes)) for p in measured if p not in asked)
     rest = [point for point in points if point not in measured]
