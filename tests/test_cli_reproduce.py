@@ -133,6 +133,17 @@ def reproduce(options: str, runs: Path, name: str = "heads") -> subprocess.Compl
     return subprocess.run([*command, *options.split()], capture_output=True, text=True)
 
 
+def test_only_the_first_seeds(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
+    from hyla import cli
+
+    command = "reproduce heads --scale smoke --only attention=linear heads=1 --device cpu --json"
+    cli.main([*command.split(), "--runs", str(hyla.folder), "--seeds", "1"])
+    (row,) = json.loads(capsys.readouterr().out)["heads"]
+    assert (row["seeds"], len(row["per_seed"])) == (1, 1)
+    listed = hyla(f"reproduce heads --list --scale smoke --seeds 1 --runs {hyla.folder}")
+    assert "made with --search full --precision fp32 --seeds 1 or by a wider search or" in listed
+
+
 def test_a_row_of_other_runs_is_named_before_it_is_replaced(
     hyla: Hyla, capsys: pytest.CaptureFixture[str]
 ) -> None:
