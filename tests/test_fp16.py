@@ -123,7 +123,9 @@ def test_evaluation_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_other_precisions_have_no_scale(precision: str) -> None:
+def test_other_precisions_have_no_scale(precision: str, tmp_path: Path) -> None:
+    train(tiny_run("sraven", precision=precision), tmp_path, device="cpu", compiled=False)
+    assert "scale" not in (tmp_path / "metrics.jsonl").read_text()
     found = trained(tiny_run("sraven", precision=precision), 1)
     assert "scale" not in found.state()
     assert found.scale.eq(1).all()
