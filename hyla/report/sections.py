@@ -20,7 +20,8 @@ from hyla.train.runs import RunState
 
 MANY_COMMANDS = 3  # from here on they are folded
 ALWAYS = {
-    "lines": "Means over seeds, with standard errors. Hover a point for what is behind it.",
+    "lines": "Means over seeds, with standard errors (a single seed has none). "
+    "Hover a point for what is behind it.",
     "rules": "Means over seeds, with standard errors.",
     "curves": "Means over seeds.",
     "table": "Mean ± standard error over seeds. Hover a number for what is behind it.",
