@@ -249,6 +249,19 @@ def test_all_kinds_are_asked_for_the_largest_models(means: dict[str, float], out
     assert ("2 of 3 not measured" in verdict.evidence) == (len(means) == 1)
 
 
+@pytest.mark.parametrize("mean, outcome", [(90.0, "in part"), (60.0, "open")])
+def test_largest_models_of_a_single_seed_do_not_settle_it(mean: float, outcome: str) -> None:
+    place = {"millions": 40, "width": 4}
+    errors = {"softmax": 1.0, "linear": 1.0, "hyla": None}
+    rows = [{"attention": kind, **place, **row(mean, error)} for kind, error in errors.items()]
+    verdict = claim("scaling-width", "80 %")(rows)
+    assert verdict.outcome == outcome
+    assert "1 with a single seed" in verdict.evidence
+    assert "without a search" not in verdict.evidence
+    given = claim("scaling-width", "80 %")([one | {"search": "0.0003,0.3,1000"} for one in rows])
+    assert "without a search of hyperparameters" in given.evidence
+
+
 def test_the_papers_own_table_by_the_same_criterion() -> None:
     """Not all that the paper says of its table is more than two of its standard errors."""
     rows = [dict(point.axes) | row(*point.paper) for point in ABLATION.points() if point.paper]

@@ -27,6 +27,7 @@ from hyla.experiments.judge import (
     shown,
     so_far,
 )
+from hyla.experiments.results import is_given
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
 from hyla.tasks.sraven_readers import YARDSTICKS
@@ -93,7 +94,10 @@ def held_out_run(attention: str, fraction: float) -> RunConfig:
 
 
 def all_solve(axis: str, value: int) -> Judge:
-    """Judges the largest models with most data."""
+    """Judges the largest models with most data, by their means.
+
+    Of models that are not measured, or with a single seed, as in `all_above`.
+    """
 
     def judge(rows: Sequence[Row]) -> Verdict:
         place = {"millions": MILLIONS[-1], axis: value}
@@ -103,9 +107,16 @@ def all_solve(axis: str, value: int) -> Judge:
             return NOT_MEASURED
         solved = [row["mean"] >= SOLVED for row in there]
         judged, told = outcome(solved, [False]), f"{sum(solved)} of {len(there)} do"
+        asides = []
         if len(there) < len(found):
-            judged = so_far(judged)
-            told += f" ({len(found) - len(there)} of {len(found)} not measured)"
+            asides.append(f"{len(found) - len(there)} of {len(found)} not measured")
+        errors = [row["measures"][HELD_OUT].get("standard_error") for row in there]
+        if single := errors.count(None):
+            asides.append(f"{single} with a single seed")
+        judged = so_far(judged) if asides else judged
+        if any(map(is_given, there)):
+            asides.append("without a search of hyperparameters")
+        told += f" ({'; '.join(asides)})" if asides else ""
         evidence = "; ".join(f"{row['attention']} {shown(row)}" for row in there)
         return Verdict(judged, f"{told}: {axis} {value}, 40 M instances, {evidence}")
 
