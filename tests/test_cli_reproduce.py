@@ -40,7 +40,7 @@ def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
     first, *rows = json.loads(file.read_text())
     file.write_text(json.dumps([first | {"search": "first-seed"}, *rows]))
     place = f"--runs {hyla.folder / 'runs'} --results {results}"
-    hint = "Those stay with the options that they were made with: "
+    hint = "To keep those, ask with the options they were made with: "
     one = "--search first-seed --precision bf16 (1)"
     assert f"{hint}--search full --precision bf16 (17), {one}." in hyla(f"reproduce --list {place}")
     assert f"{hint}{one}." in hyla(f"reproduce --list --precision bf16 {place}")
@@ -68,6 +68,7 @@ def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
             "--only: expected one value each: heads=4 heads=8, got 'heads=4,8'",
         ),
         ("heads --seeds 0", "--seeds: expected a whole number of at least 1, got 0"),
+        ("heads --seeds 4", "--seeds: expected at most 3, which experiments have, got 4"),
         ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
         ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
         ("heads --processes 2 --again", "processes: expected 1 with --again"),

@@ -47,12 +47,28 @@ def test_a_single_seed_is_told_and_not_judged() -> None:
     found = all_above([alone, pair])
     assert found.outcome == "in part"
     assert found.summary == (
-        "1 of 1 hold (1 with a single seed not judged), differences of 9.0 ± 1.4 to 90.0 (1 seed)"
+        "1 of 1 hold (1 with a single seed not judged), a difference of 9.0 ± 1.4"
     )
     assert found.comparisons[0] == (
         "one: 90.0 (1 seed) against 0.0 ± 1.0, a difference of 90.0 (1 seed), "
         "not judged: a single seed has no error"
     )
+    assert all_above([alone]).summary.endswith("a difference of 90.0 (1 seed)")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_single_seed_is_compared_in_that_seed(turned: bool) -> None:
+    rows = [row(5.0, None), row(20.0, 10.0)]
+    for one, seeds in zip(rows, ([5.0], [10.0, None, 30.0]), strict=True):
+        one["measures"][HELD_OUT]["per_seed"] = seeds
+    told = ["5.0 (1 seed)", "10.0 (1 seed)"]
+    if turned:
+        rows.reverse(), told.reverse()
+    found = all_above([(*rows, "a")])
+    assert found.comparisons[0].startswith(f"a: {told[0]} against {told[1]}, a difference of ")
+    assert rows[not turned]["measures"][HELD_OUT]["mean"] == 20.0  # as it was
+    rows[not turned]["measures"][HELD_OUT]["per_seed"][0] = None  # a first seed that diverged
+    assert "20.0 ± 10.0 (1 of 3 seeds)" in all_above([(*rows, "a")]).comparisons[0]
 
 
 def place(attention: str, heads: int, mean: float) -> dict[str, Any]:

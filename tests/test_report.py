@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -24,6 +25,7 @@ from hyla.report.figures import DRAWINGS, draw
 from hyla.report.page import plotly_script
 from hyla.report.summary import BADGES, counts, in_words
 from hyla.report.tables import against_paper, draw_table
+from hyla.report.text import places
 from hyla.train.runs import list_runs
 
 PAPER_LINK = "https://arxiv.org/abs/2406.05816"
@@ -183,6 +185,38 @@ def test_partly_measured_experiments_say_so(tmp_path: Path) -> None:
     page = render(results, runs)
     assert "4 of 18 points are measured" in page
     assert "hyla reproduce heads --scale paper --precision bf16" in page
+
+
+@pytest.mark.usefixtures("small_library")
+def test_rows_of_one_seed_are_told_and_have_no_bar(tmp_path: Path) -> None:
+    """Not a bar of length 0; in the hover, and in a list that stands before the figures."""
+    experiment = EXPERIMENTS["heads"]
+    rows = rows_of(experiment)
+    alone = json.loads(json.dumps(rows[4]), object_hook=in_one_seed)
+    alone |= {"seeds": 1, "precision": "fp16", "members": 1}
+    (figure,) = [f for f in experiment.figures if f.kind == "lines"][:1]
+    (drawn,) = draw(figure, [*rows[:4], alone, *rows[5:]], experiment.axes)
+    traces = [trace for panel in drawn.panels for trace in panel.data]
+    bars = [bar for trace in traces if "error_y" in trace for bar in trace["error_y"]["array"]]
+    assert bars.count(None) == 1
+    (told,) = [text for trace in traces for text in trace["hovertext"] if "(1 seed)" in text]
+    assert "1 model," in told
+    assert "fp16" in told
+    results = tmp_path / "results"
+    write_rows(results / "heads.json", experiment, [*rows[:4], alone, *rows[5:-1]])
+    write(tmp_path / "page.html", results, tmp_path / "runs")
+    page = (tmp_path / "page.html").read_text()
+    (listed,) = re.findall("Made unlike the others:</p><ul>(.*?)</ul>", page)
+    assert listed == f"<li>{places(experiment.axes, alone)}, fp16, seeds: 1</li>"
+    assert "the rest, and all seeds of rows with fewer:" in page
+
+
+def in_one_seed(values: dict[str, Any]) -> dict[str, Any]:
+    """Means over seeds as those of the first alone."""
+    if not {"mean", "standard_error", "per_seed"} <= {*values}:
+        return values
+    first = values["per_seed"][0]
+    return values | {"mean": first, "standard_error": None, "per_seed": [first]}
 
 
 @pytest.mark.usefixtures("small_library")

@@ -77,7 +77,7 @@ def rarely_ambiguous(rows: Sequence[Row]) -> Verdict:
     mean, measures = row["mean"], row["measures"]
     together = measures["ambiguous in every feature"]["mean"]
     alone = measures["ambiguous feature by feature"]["mean"]
-    told = f"{mean:.1f} % are by its definition in words (paper: {row['paper_mean']} %)"
+    told = f"{mean:.1f} % are by its definition in words ({row['paper_mean']} % in the paper)"
     otherwise = (
         f"{together:.2f} % if one other answer must differ in every feature (the authors' code)",
         f"{alone:.2f} % if every feature must be ambiguous by itself",

@@ -57,6 +57,23 @@ def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float
     return gap, None if None in errors else in_errors(gap, *errors)
 
 
+def of_same_seed(one: Row, other: Row, name: str = HELD_OUT) -> tuple[Row, Row]:
+    """Both in the first seed alone, where one has no other: each holds out combinations of its own.
+
+    >>> single, several = ({"measures": {HELD_OUT: {"per_seed": s}}} for s in ([5.0], [1.0, 3.0]))
+    >>> of_same_seed(single, several)[1]["measures"][HELD_OUT]
+    {'mean': 1.0, 'standard_error': None, 'per_seed': [1.0]}
+    """
+    seeds = [row["measures"][name].get("per_seed") or [] for row in (one, other)]
+    if min(map(len, seeds)) != 1 or None in (seeds[0][0], seeds[1][0]):
+        return one, other
+    first, second = (
+        row | {"measures": {name: {"mean": mean, "standard_error": None, "per_seed": [mean]}}}
+        for row, (mean, *_) in zip((one, other), seeds, strict=True)
+    )
+    return first, second
+
+
 def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
     """one - other as the held-out measure of a row, to be compared with another such gap."""
     a, b = one["measures"][name], other["measures"][name]
@@ -95,10 +112,14 @@ def all_above(
     """Whether the first of each pair is above the second, by more than two standard errors.
 
     With pairs that are not measured a claim is reproduced in part at best, and open at worst; so
-    with those of a single seed, whose error is not known.
+    with those of a single seed, whose error is not known, and which are compared in that seed.
     about: what is compared, where the labels of the pairs do not say it.
     """
-    found = [(a, b, label) for a, b, label in pairs if a is not None and b is not None]
+    found = [
+        (*of_same_seed(a, b, name), label)
+        for a, b, label in pairs
+        if a is not None and b is not None
+    ]
     if not found:
         return NOT_MEASURED
     gaps = [difference(a, b, name) for a, b, _ in found]
@@ -123,9 +144,11 @@ def all_above(
     if any(map(is_given, (row for a, b, _ in found for row in (a, b)))):
         asides.append("without a search of hyperparameters")
     told += f" ({'; '.join(asides)})" if asides else ""
-    by_size = sorted(zip((gap for gap, _ in gaps), each, strict=True))
+    judged_or_all = [i for i, (_, errors) in enumerate(gaps) if errors is not None or not known]
+    by_size = sorted((gaps[i][0], each[i]) for i in judged_or_all)
     least, most = by_size[0][1], by_size[-1][1]
-    told += f", a difference of {most}" if len(each) == 1 else f", differences of {least} to {most}"
+    one = len(by_size) == 1
+    told += f", a difference of {most}" if one else f", differences of {least} to {most}"
     return Verdict(judged, told, comparisons)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyla.experiments.declare import Row
+from hyla.experiments.judge import of_seeds
 from hyla.experiments.results import is_given
 from hyla.report.text import at, number, places, rounded, shown, spoken, with_error
 
@@ -15,6 +16,7 @@ def lines(row: Row, axes: Sequence[str], name: str = "", values: Any = None) -> 
     found = [places(axes, row)]
     if values is not None:
         text = with_error(at(values, "mean"), at(values, "standard_error"))
+        text += of_seeds(values) if isinstance(values, dict) else ""
         found.append(f"{name}: {text}" if name else text)
         found.append(_labelled("by seed", seeds(values)))
     return [line for line in [*found, *origin(row)] if line]
@@ -78,7 +80,7 @@ def _training(row: Row) -> str:
     if instances is not None:
         parts.append(f"{shown(row['instances'])} instances")
     if members is not None:
-        parts = [f"{shown(row['members'])} models", *parts]
+        parts = [f"{shown(row['members'])} model{'s' * (members != 1)}", *parts]
     if row.get("precision"):
         parts.append(shown(row["precision"]))
     return ", ".join(parts)

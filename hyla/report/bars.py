@@ -123,7 +123,7 @@ def _bars(
         "y": [value["mean"] for value in values],
         "error_y": {
             "type": "data",
-            "array": [number(value.get("standard_error")) or 0.0 for value in values],
+            "array": [number(value.get("standard_error")) for value in values],
             "thickness": 1.2,
             "width": 2,
             "color": "ink",

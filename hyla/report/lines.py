@@ -97,7 +97,7 @@ def _line(
         "y": [value["mean"] for value in values],
         "error_y": {
             "type": "data",
-            "array": [number(value.get("standard_error")) or 0.0 for value in values],
+            "array": [number(value.get("standard_error")) for value in values],
             "thickness": 1.3,
             "width": 4,
         },

@@ -1,5 +1,6 @@
 """The sections of the page: an experiment with all of its figures, and the runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hyla.report.found import DAMAGE, Found
 from hyla.report.origins import origins
 from hyla.report.parts import Plots, command, figure, folded, table
 from hyla.report.summary import NAMES, badge, verdict
-from hyla.report.text import at, escape, number
+from hyla.report.text import at, escape, number, places
 from hyla.train.config import MAIN_MEASURES
 from hyla.train.runs import RunState
 
@@ -22,7 +23,7 @@ MANY_COMMANDS = 3  # from here on they are folded
 ALWAYS = {
     "lines": "Means over seeds, with standard errors (a single seed has none). "
     "Hover a point for what is behind it.",
-    "rules": "Means over seeds, with standard errors.",
+    "rules": "Means over seeds, with standard errors (a single seed has none).",
     "curves": "Means over seeds.",
     "table": "Mean ± standard error over seeds. Hover a number for what is behind it.",
 }
@@ -47,6 +48,7 @@ def experiment_section(found: Found, plots: Plots) -> str:
         _claims(found),
         *(f'<div class="problem"><p>{escape(text)}</p></div>' for text in found.problems),
         _how(found),
+        _unusual(found),
         *(_figures(found, plots) if found.rows else [_nothing(found)]),
         _beyond(found),
         origins(found),
@@ -78,6 +80,8 @@ def _how(found: Found) -> str:
         rest = found.commands_left()
         done = f"{found.measured} of {found.points} points are measured"
         words = "this does the rest" if len(rest) == 1 else "these do the rest"
+        if any(row.get("seeds") for row in found.rows):
+            words += ", and all seeds of rows with fewer"
         parts = [f"<p><strong>{done}</strong>; {words}:</p>", *map(command, rest)]
         commands = [text for text in commands if text not in rest]
         parts += ["<p>Measured by other commands:</p>"] if commands else []
@@ -89,6 +93,20 @@ def _how(found: Found) -> str:
         parts.append(f"<p>At {NAMES[whole]}:</p>")
         parts.append(command(f"hyla reproduce {found.experiment.name} --scale {whole}"))
     return "".join(parts)
+
+
+def _unusual(found: Found) -> str:
+    """Which rows were asked for with fewer seeds or another precision than most."""
+    asked = [(str(row.get("seeds", "")), str(row.get("precision", ""))) for row in found.rows]
+    usual = Counter(asked).most_common(1)
+    others = []
+    for row, how in zip(found.rows, asked, strict=True):
+        seeds, precision = how
+        if precision and how != usual[0][0]:
+            told = [places(found.experiment.axes, row), precision]
+            told += [f"seeds: {seeds}"] if seeds else []
+            others.append(f"<li>{escape(', '.join(told))}</li>")
+    return f"<p>Made unlike the others:</p><ul>{''.join(others)}</ul>" if others else ""
 
 
 def _figures(found: Found, plots: Plots) -> list[str]:

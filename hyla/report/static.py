@@ -1,6 +1,7 @@
 """Tables and lines as PNG files, drawn from the same figures as the page."""
 
 import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,8 +117,8 @@ def _trace(axes: Any, trace: Trace) -> None:
     axes.errorbar(
         [_text(x) if isinstance(x, str) else x for x in trace["x"]],
         [_text(y) if isinstance(y, str) else y for y in trace["y"]],
-        xerr=trace.get("error_x", {}).get("array"),
-        yerr=trace.get("error_y", {}).get("array"),
+        xerr=_errors(trace.get("error_x")),
+        yerr=_errors(trace.get("error_y")),
         color=colour,
         marker=MARKERS.get(symbol, "o"),
         markerfacecolor="white" if symbol.endswith("-open") else colour,
@@ -129,6 +130,13 @@ def _trace(axes: Any, trace: Trace) -> None:
         capsize=2.5,
         clip_on=trace.get("cliponaxis", True),
     )
+
+
+def _errors(bars: dict[str, Any] | None) -> list[float] | None:
+    """Their lengths; where there is none no bar is drawn, rather than one of length 0."""
+    if bars is None:
+        return None
+    return [math.nan if length is None else length for length in bars["array"]]
 
 
 def _legend(figure: "Figure", drawn: Drawn) -> None:

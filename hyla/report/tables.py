@@ -163,7 +163,7 @@ def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error:
         "y": [text for text, _ in there],
         "error_x": {
             "type": "data",
-            "array": [number(row.get(error)) or 0.0 for _, row in there],
+            "array": [number(row.get(error)) for _, row in there],
             "thickness": 1.5 if ours else 1.2,
             "width": 4,
         },

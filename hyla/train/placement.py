@@ -66,7 +66,7 @@ def find_devices(name: str, precision: str) -> tuple[torch.device, ...]:
         given = f"{name!r}" if gpus else f"{name!r} (PyTorch sees no CUDA GPU)"
         raise bad_value("device", given, f"one of this machine: {here}")
     if precision == "tf32" and found[0].type != "cuda":
-        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, fp16, bf16, fp64")
+        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, bf16, fp64")
     return found
 
 
@@ -140,6 +140,8 @@ def _is_count(value: object) -> bool:
 def _worth_compiling(config: RunConfig, members_at_once: int) -> bool:
     """Whether a run on the CPU is long enough for compilation to pay, by the time of one step."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
+        return False
+    if config.precision == "fp16":  # so slow on a CPU that even a trial is a long silence
         return False
     trial = Population(config, range(members_at_once), torch.device("cpu"), compiled=False)
     trial.rehearse()
