@@ -48,6 +48,14 @@ def make(
     return population, gradients
 
 
+def allowed(precision: str, layers: int) -> tuple[float, float]:
+    """How far loss and gradients may be off."""
+    loss, gradient = TOLERANCES[precision]
+    if precision != "fp32":
+        gradient = min(0.5, gradient * max(1.0, layers / 4))
+    return loss, gradient
+
+
 def check(config: RunConfig, population: Population, gradients: Tensor) -> tuple[float, float]:
     """The largest errors of loss and gradients of some members; raises if they are too large."""
     plain, count = replace(config, precision="fp32"), len(config.members)
@@ -58,10 +66,7 @@ def check(config: RunConfig, population: Population, gradients: Tensor) -> tuple
         loss = abs(float(population.loss_sum[member] / alone.loss_sum[0] - 1))
         errors.append((loss, float((gradients[member] - exact[0]).norm() / exact[0].norm())))
     largest = max(loss for loss, _ in errors), max(gradient for _, gradient in errors)
-    loss_tolerance, gradient_tolerance = TOLERANCES[config.precision]
-    if config.precision != "fp32":
-        gradient_tolerance = min(0.5, gradient_tolerance * max(1.0, config.model.layers / 4))
-    tolerance = loss_tolerance, gradient_tolerance
+    tolerance = allowed(config.precision, config.model.layers)
     if not (largest[0] < tolerance[0] and largest[1] < tolerance[1]):
         raise SystemExit(f"wrong: errors of loss and gradients {largest}, allowed {tolerance}")
     return largest

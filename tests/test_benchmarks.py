@@ -80,6 +80,15 @@ def test_wrong_training_is_not_timed() -> None:
         benchmark["check"](config, population, gradients)
 
 
+def test_deeper_models_may_be_rounded_more_but_not_in_fp32() -> None:
+    benchmark = load("train.py")
+    for precision, (loss, gradient) in benchmark["TOLERANCES"].items():
+        for layers in (2, 4):
+            assert benchmark["allowed"](precision, layers) == (loss, gradient)
+        deeper = gradient if precision == "fp32" else min(0.5, 4 * gradient)
+        assert benchmark["allowed"](precision, 16) == (loss, deeper)
+
+
 def test_parity_passes_chance_and_not_a_change() -> None:
     benchmark = load("parity.py")
     curves = [[2.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.1, 1.1, 1.1, 1.1], [2.0, 0.9, 0.9, 0.9, 0.9]]

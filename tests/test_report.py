@@ -23,6 +23,7 @@ from hyla.report import load, render, write
 from hyla.report.drawn import Drawn
 from hyla.report.figures import DRAWINGS, draw
 from hyla.report.page import plotly_script
+from hyla.report.static import draw_figures
 from hyla.report.summary import BADGES, counts, in_words
 from hyla.report.tables import against_paper, draw_table
 from hyla.report.text import places
@@ -209,6 +210,8 @@ def test_rows_of_one_seed_are_told_and_have_no_bar(tmp_path: Path) -> None:
     (listed,) = re.findall("Made unlike the others:</p><ul>(.*?)</ul>", page)
     assert listed == f"<li>{places(experiment.axes, alone)}, fp16, seeds: 1</li>"
     assert "the rest, and all seeds of rows with fewer:" in page
+    pictures = draw_figures(load(results, tmp_path / "runs"), tmp_path / "pictures")
+    assert tmp_path / "pictures" / "heads.png" in pictures
 
 
 def in_one_seed(values: dict[str, Any]) -> dict[str, Any]:
