@@ -3,15 +3,17 @@
 import json
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.declare import Experiment
+from hyla.experiments.declare import Experiment, Figure
 from hyla.experiments.results import results_file
 from hyla.experiments.runner import Options, run_experiment
 from hyla.experiments.scales import points_at
+from hyla.report.drawn import Drawn
+from hyla.report.figures import draw
 
 Row = dict[str, Any]
 RULES = (
@@ -227,6 +229,14 @@ def write_results(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps([change(row) for row in rows_of(experiment)]))
     return results, runs
+
+
+def drawings(rows_change: Any = dict) -> Iterator[tuple[Figure, Drawn]]:
+    for experiment in EXPERIMENTS.values():
+        rows = [rows_change(row) for row in rows_of(experiment)]
+        for figure in experiment.figures:
+            for drawn in draw(figure, rows, experiment.axes):
+                yield figure, drawn
 
 
 def hostile(thing: Any) -> Any:

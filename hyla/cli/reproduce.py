@@ -17,7 +17,7 @@ from hyla.cli.display import Lines, display_for, tell
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
-from hyla.experiments.judge import USUAL_SEEDS
+from hyla.experiments.declare import SEEDS
 from hyla.experiments.results import RESULTS, RUNS, results_file
 from hyla.experiments.reuse import chosen_setting
 from hyla.experiments.runner import (
@@ -184,8 +184,8 @@ def _check(
     for name, number in {"seeds": seeds, "members": members, "processes": processes}.items():
         if number is not None and number < 1:
             raise bad_value(name, number, "a whole number of at least 1")
-    if seeds is not None and seeds > USUAL_SEEDS:
-        raise bad_value("seeds", seeds, f"at most {USUAL_SEEDS}, which experiments have")
+    if seeds is not None and seeds > len(SEEDS):
+        raise bad_value("seeds", seeds, f"at most {len(SEEDS)}, which experiments have")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
 

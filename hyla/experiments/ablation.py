@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hyla.attention.variants import KINDS
-from hyla.experiments.declare import Claim, Experiment, Figure, Point, Row, Verdict
+from hyla.experiments.declare import SEEDS, Claim, Experiment, Figure, Point, Row, Verdict
 from hyla.experiments.judge import Judge, all_above, find
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven_readers import YARDSTICKS
 from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
-SEEDS = range(3)
 FUZZY_GRID = grid(SEEDS, [1e-3, 3e-3], [0.03, 0.1], [100])
 SRAVEN_GRID = grid(SEEDS, [1e-3, 3e-4], [0.1, 0.3], [1000])
 FUZZY, SRAVEN = "fuzzy logic", "SRAVEN"

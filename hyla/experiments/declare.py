@@ -14,6 +14,8 @@ HELD_OUT, IN_DISTRIBUTION, UNKNOWN = "held out", "in distribution", "unknown ter
 PER_FEATURE = "held out, per feature"
 TRAINING_LOSS = "training loss"
 
+SEEDS = range(3)  # of every experiment at full scale, as in the paper
+
 
 @dataclass(frozen=True)
 class Point:

@@ -15,6 +15,7 @@ from hyla.experiments.codes import AXES, decodable, term_figures
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
+    SEEDS,
     TRAINING_LOSS,
     Claim,
     Experiment,
@@ -31,7 +32,7 @@ from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.train.config import RunConfig, grid
 
 TASK = FuzzyLogicConfig(variables=3, examples=16, held_out=0.6, unknown=0.0)
-SEEDS, STEPS, BATCH = 3, 5000, 32
+STEPS, BATCH = 5000, 32
 
 
 def run(attention: str) -> RunConfig:
@@ -41,7 +42,7 @@ def run(attention: str) -> RunConfig:
         hidden_size=64, attention=attention, max_tokens=TASK.examples,
     )  # fmt: skip
     return RunConfig(
-        TASK, model, grid(range(SEEDS), [1e-2], [0.03], [100]), STEPS, batch=BATCH,
+        TASK, model, grid(SEEDS, [1e-2], [0.03], [100]), STEPS, batch=BATCH,
         evaluation_instances=4096,
     )  # fmt: skip
 

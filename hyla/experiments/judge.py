@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hyla.experiments.declare import HELD_OUT, Axes, Row, Verdict
+from hyla.experiments.declare import HELD_OUT, SEEDS, Axes, Row, Verdict
 from hyla.experiments.results import is_at, is_given
 
 REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
 OPEN = "open"  # nothing of what is measured holds, but more is to come
 NOT_MEASURED = Verdict("not measured", "")
 ERRORS = 2.0  # standard errors that a difference must have to count
-USUAL_SEEDS = 3  # of the paper: fewer are told
 TENDENCY = 1.0  # standard errors from which on it at least points somewhere
 
 Judge = Callable[[Sequence[Row]], Verdict]
@@ -42,7 +41,7 @@ def of_seeds(values: Mapping[str, Any]) -> str:
     (' (2 of 3 seeds)', ' (1 seed)')
     """
     seeds = values.get("per_seed")
-    if not isinstance(seeds, list) or (None not in seeds and len(seeds) >= USUAL_SEEDS):
+    if not isinstance(seeds, list) or (None not in seeds and len(seeds) >= len(SEEDS)):
         return ""
     if None not in seeds:
         return f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})"
@@ -141,15 +140,22 @@ def all_above(
         asides.append(f"{len(pairs) - len(found)} of {len(pairs)} comparisons not measured")
     if len(known) < len(found):
         asides.append(f"{len(found) - len(known)} with a single seed not judged")
-    if any(map(is_given, (row for a, b, _ in found for row in (a, b)))):
-        asides.append("without a search of hyperparameters")
-    told += f" ({'; '.join(asides)})" if asides else ""
-    judged_or_all = [i for i, (_, errors) in enumerate(gaps) if errors is not None or not known]
-    by_size = sorted((gaps[i][0], each[i]) for i in judged_or_all)
-    least, most = by_size[0][1], by_size[-1][1]
-    one = len(by_size) == 1
-    told += f", a difference of {most}" if one else f", differences of {least} to {most}"
+    told += in_brackets(asides, [row for a, b, _ in found for row in (a, b)])
+    by_size = sorted(
+        (gap, text)
+        for (gap, errors), text in zip(gaps, each, strict=True)
+        if errors is not None or not known
+    )
+    (_, least), (_, most) = by_size[0], by_size[-1]
+    several = len(by_size) > 1
+    told += f", differences of {least} to {most}" if several else f", a difference of {most}"
     return Verdict(judged, told, comparisons)
+
+
+def in_brackets(asides: Sequence[str], rows: Iterable[Row]) -> str:
+    """What weakens a judgement; also if rows in it were not searched for."""
+    given = ["without a search of hyperparameters"] if any(map(is_given, rows)) else []
+    return f" ({'; '.join([*asides, *given])})" if asides or given else ""
 
 
 def _in_short(errors: float | None) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hyla.experiments.ablation import SEEDS
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
+    SEEDS,
     UNKNOWN,
     Experiment,
     Figure,

@@ -39,7 +39,7 @@ def is_first_seed(row: Row) -> bool:
 
 
 def is_chosen_on_one_seed(row: Row) -> bool:
-    """The same, or there is no other."""
+    """Whether hyperparameters were chosen by one seed: the first, or the only one."""
     return is_first_seed(row) or (row.get("search") == "full" and row.get("seeds") == 1)
 
 

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hyla.experiments.ablation import SEEDS, SRAVEN_GRID
+from hyla.experiments.ablation import SRAVEN_GRID
 from hyla.experiments.declare import (
     HELD_OUT,
     IN_DISTRIBUTION,
     PER_FEATURE,
+    SEEDS,
     TRAINING_LOSS,
     Claim,
     Experiment,
@@ -23,11 +24,11 @@ from hyla.experiments.judge import (
     above,
     all_above,
     find,
+    in_brackets,
     outcome,
     shown,
     so_far,
 )
-from hyla.experiments.results import is_given
 from hyla.experiments.rows import measured
 from hyla.tasks.sraven import SravenConfig
 from hyla.tasks.sraven_readers import YARDSTICKS
@@ -114,9 +115,7 @@ def all_solve(axis: str, value: int) -> Judge:
         if single := errors.count(None):
             asides.append(f"{single} with a single seed")
         judged = so_far(judged) if asides else judged
-        if any(map(is_given, there)):
-            asides.append("without a search of hyperparameters")
-        told += f" ({'; '.join(asides)})" if asides else ""
+        told += in_brackets(asides, there)
         evidence = "; ".join(f"{row['attention']} {shown(row)}" for row in there)
         return Verdict(judged, f"{told}: {axis} {value}, 40 M instances, {evidence}")
 
