@@ -75,6 +75,7 @@ def _explained(app: SubcommandApp, arguments: Sequence[str], printed: str) -> st
     if match := re.search(r"Error parsing (--[\w-]+)", text):
         usage = next((row for row in rows[1:] if row.startswith(match[1])), "")
         expected = usage.removeprefix(match[1]).strip() or "another value"
+        expected = re.sub(r"(\w+) \[\1 \.\.\.\]", r"\1 values with spaces between", expected)
         got = " ".join(_values(arguments, match[1])) or "nothing"
         return f"{match[1]}: expected {expected}, got {got}."
     if match := re.search(r"Missing value for argument '(--[\w-]+)'", text):
