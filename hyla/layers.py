@@ -8,7 +8,7 @@ see whether it is stacked.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -170,25 +170,29 @@ def stack(members: Sequence[Module]) -> Module:
             given = f"{name} = {first.get(name)} in member 0, {settings.get(name)} in {index}"
             raise bad_value("members", given, "modules alike in all but their parameters' values")
     stacked = copy.deepcopy(members[0])
-    for name, parameter in list(stacked.named_parameters()):
-        values = torch.stack([member.get_parameter(name).detach() for member in members])
-        replace_parameter(stacked, name, values, parameter.requires_grad)
+    _replace_parameters(
+        stacked, lambda name, _: torch.stack([m.get_parameter(name).detach() for m in members])
+    )
     return stacked
 
 
 def member(population: Module, index: int) -> Module:
     """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
     sizes = {parameter.shape[:1] for parameter in population.parameters()}
-    if len(sizes) > 1 or torch.Size([]) in sizes:
+    if len(sizes) > 1 or torch.Size([]) in sizes or any(map(_is_alone, population.modules())):
         raise bad_value("population", "one that is not stacked", "what hyla.stack([...]) gives")
     for (count,) in sizes:
         if not -count <= index < count:
             raise bad_value("index", index, f"a member's number, from 0 to {count - 1}")
     alone = copy.deepcopy(population)
-    for name, parameter in list(alone.named_parameters()):
-        value = parameter.detach()[index].clone()
-        replace_parameter(alone, name, value, parameter.requires_grad)
+    _replace_parameters(alone, lambda _, parameter: parameter.detach()[index].clone())
     return alone
+
+
+def _is_alone(part: nn.Module) -> bool:
+    """Whether this is a layer without a population axis; of modules of others it cannot be said."""
+    axes = {Linear: 2, Embedding: 2, LayerNorm: 1}.get(type(part))
+    return axes is not None and part.get_parameter("weight").ndim == axes
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
@@ -199,14 +203,29 @@ def _settings(module: nn.Module) -> dict[str, object]:
         for name, value in vars(part).items():
             if not name.startswith("_"):
                 settings[f"{path}.{name}".removeprefix(".")] = value
-    for name, parameter in module.named_parameters():
-        settings[name] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    first: dict[Tensor, str] = {}  # names of parameters, of shared ones the first
+    for name, p in module.named_parameters(remove_duplicate=False):
+        shared = first.setdefault(p, name)
+        settings[name] = (tuple(p.shape), p.dtype, p.requires_grad, f"shared with {shared}")
     for name, buffer in module.named_buffers():
         settings[name] = buffer.tolist()
     return settings
 
 
+def _replace_parameters(module: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
+    """Gives each parameter another value; one that has several names keeps them."""
+    new: dict[Tensor, nn.Parameter] = {}
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if parameter not in new:
+            new[parameter] = nn.Parameter(value(name, parameter), parameter.requires_grad)
+        _set_parameter(module, name, new[parameter])
+
+
 def replace_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
     """Makes a tensor of any shape the parameter of this name; the two share their memory."""
+    _set_parameter(module, name, nn.Parameter(value, requires_grad))
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(owner), leaf, nn.Parameter(value, requires_grad))
+    setattr(module.get_submodule(owner), leaf, parameter)

@@ -163,8 +163,12 @@ class MixtureOfExperts(nn.Module):
         self.gate = Linear(width, experts, bias=False)
         self.down = nn.Parameter(torch.empty(experts, hidden_size, width))
         self.up = nn.Parameter(torch.empty(experts, width, hidden_size))
-        lecun_normal_(self.down, width)
-        lecun_normal_(self.up, hidden_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws `down` and `up` anew; the gate is a module of its own."""
+        lecun_normal_(self.down, self.down.shape[-1])
+        lecun_normal_(self.up, self.up.shape[-1])
 
     def gates(self, x: Tensor) -> Tensor:
         """How much of each expert a token takes, `[batch, tokens, experts]`."""

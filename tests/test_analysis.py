@@ -163,6 +163,10 @@ def test_what_cannot_be_decoded_is_refused() -> None:
     broken.codes[1, 5, 3] = np.nan
     with pytest.raises(ValueError, match="NaN or infinity in layer 1 of test"):
         decode(train, broken, "rule")
+    others = {"rule": test.names["rule"][::-1]}
+    for names in (others, {}):
+        with pytest.raises(ValueError, match=r"names\['rule'\]: expected the same names"):
+            decode(train, Codes(test.codes, test.layers, test.labels, names), "rule")
     fewer = Codes(test.codes[..., :5], test.layers, test.labels, test.names)
     with pytest.raises(ValueError, match="test: expected those of train"):
         decode(train, fewer, "rule")
@@ -323,6 +327,37 @@ def test_a_label_with_names_has_numbers_of_them() -> None:
         labels = dict(codes.labels) | {"rule": np.full(53, odd)}
         with pytest.raises(ValueError, match=rf"labels\['rule'\]: expected numbers .* got {odd}"):
             Codes(codes.codes, codes.layers, labels, codes.names)
+
+
+def test_labels_that_a_file_cannot_have_are_refused() -> None:
+    codes, words = np.zeros((1, 2, 3)), np.array(["a", "b"], dtype=object)
+    with pytest.raises(ValueError, match=r"labels\['word'\]: expected numbers or text, such as"):
+        Codes(codes, (0,), {"word": words})
+    assert Codes(codes, (0,), {"word": words.astype(str)}).label("word").tolist() == ["a", "b"]
+
+
+def test_no_instances_can_be_taken() -> None:
+    codes = planted(53, seed=0)
+    for none in ([], np.zeros(53, dtype=bool), range(0)):
+        taken = codes.take(none)
+        assert taken.codes.shape == (len(codes.layers), 0, HEADS)
+        assert all(len(values) == 0 for values in taken.labels.values())
+
+
+def test_damaged_files_of_codes_are_refused(tmp_path: Path) -> None:
+    codes, file = planted(53, seed=0), tmp_path / "codes.npz"
+    codes.save(file)
+    whole = file.read_bytes()
+    middle = whole.index(b"\x93NUMPY") + 150
+    flipped = whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+    np.save(tmp_path / "array.npy", codes.codes)
+    array = (tmp_path / "array.npy").read_bytes()
+    for damaged in (b"", b"text", whole[:1000], whole[:-1], flipped, array):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="file: expected latent codes, as"):
+            load_codes(file)
+    with pytest.raises(FileNotFoundError):
+        load_codes(tmp_path / "none.npz")
 
 
 def test_codes_are_saved_under_the_name_that_is_given(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_file_of_codes_gives_them_back(tmp_path: Path) -> None:
     assert again.labels.keys() == codes.labels.keys()
     assert all(np.array_equal(again.labels[n], codes.labels[n]) for n in codes.labels)
     np.savez(tmp_path / "other.npz", something=np.zeros(3))
-    with pytest.raises(ValueError, match="expected latent codes, got one with something"):
+    with pytest.raises(ValueError, match="got one with something"):
         load_codes(tmp_path / "other.npz")
 
 

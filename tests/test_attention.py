@@ -96,6 +96,17 @@ def test_softmax_through_torch_equals_the_reference_under_every_mask() -> None:
         torch.testing.assert_close(attend(q, k, v, kind="softmax", **options), exact)
 
 
+@pytest.mark.parametrize("scale", [-1.5, -0.0, 0.0, 0.7])
+@pytest.mark.parametrize("tokens", [5, 67])
+def test_causal_softmax_with_any_scale(scale: float, tokens: int) -> None:
+    q, k, v = (x.requires_grad_() for x in inputs(tokens, tokens))
+    options = {"kind": "softmax", "causal": True, "scale": scale}
+    found, exact = attend(q, k, v, **options), attend(q, k, v, **options, backend="reference")
+    torch.testing.assert_close(found, exact)
+    gradients = [torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (found, exact)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_hyla_without_nonlinearity_and_rms_head_is_quadratic_in_the_scores() -> None:
     q, k, v = inputs()
     score = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(SIZE)

@@ -311,3 +311,10 @@ def test_maps_show_held_out_functions(tmp_path: Path) -> None:
     assert [row["layer"] for row in maps] == [0, 1]
     for row in maps:
         assert set(row["colours"]["function"]) <= held_out
+
+
+@pytest.mark.parametrize("name", ["seeds", "members"])
+def test_how_many_is_at_least_one(name: str) -> None:
+    for odd in (0, -1):
+        with pytest.raises(ValueError, match=f"{name}: expected a whole number of at least 1"):
+            Options(**{name: odd})

@@ -5,7 +5,7 @@ import torch
 from helpers import ALL_KINDS, relative_error
 from torch import nn
 
-from hyla import KINDS, KeyValueCache, MultiHeadAttention, attend
+from hyla import KINDS, KeyValueCache, ModelConfig, MultiHeadAttention, Transformer, attend
 from hyla.attention.positions import rotate, t5_buckets
 
 WIDTH, HEADS, SIZE, TOKENS, BATCH = 19, 3, 2, 7, 2
@@ -253,6 +253,43 @@ def test_a_layer_made_on_the_meta_device_gets_everything_with_its_weights() -> N
     empty = empty.to_empty(device="cpu")
     empty.load_state_dict(layer.state_dict())
     assert empty(x).equal(layer(x))
+
+
+@pytest.mark.parametrize("feed_forward", ["mlp", "moe"])
+def test_a_model_made_on_the_meta_device_is_initialised_by_resetting_it(feed_forward: str) -> None:
+    """As `torch.distributed.fsdp` does it: every parameter and buffer belongs to a module."""
+    config = ModelConfig(
+        5, 2, layers=1, width=12, heads=3, hidden_size=7, attention="hyla+deep", max_tokens=9,
+        feed_forward=feed_forward,
+    )  # fmt: skip
+    whole = Transformer(config)
+    with torch.device("meta"):
+        empty = Transformer(config)
+    empty = empty.to_empty(device="cpu")
+    for tensor in (*empty.parameters(), *empty.buffers()):
+        tensor.data.fill_(99)
+    for module in empty.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    for name, tensor in empty.state_dict().items():
+        assert not (tensor == 99).any(), name
+        if not tensor.is_floating_point():
+            assert tensor.equal(whole.state_dict()[name]), name
+        elif "weight" in name and "norm" not in name:
+            assert 0.5 < tensor.std() / whole.state_dict()[name].std() < 2, name
+
+
+def test_a_cache_begun_in_inference_mode_goes_on_outside_of_it() -> None:
+    layer, x = make(causal=True), tokens()
+    cache = KeyValueCache(x.shape[1])
+    with torch.inference_mode():
+        start = layer(x[:, :2], cache=cache)
+    with torch.no_grad():
+        middle = layer(x[:, 2:3], cache=cache)
+    end = layer(x[:, 3:], cache=cache)
+    torch.testing.assert_close(torch.cat((start.clone(), middle, end), dim=1), layer(x))
+    end.sum().backward()
+    assert layer.query.weight.grad is not None
 
 
 def test_the_backend_is_asked_for_at_every_call() -> None:

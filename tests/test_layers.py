@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers import ALL_KINDS
-from torch import Tensor
-from torch.func import functional_call, stack_module_state, vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
 
-from hyla import ModelConfig, Transformer, build, member, stack
+from hyla import ModelConfig, MultiHeadAttention, Transformer, build, member, stack
 from hyla.layers import Embedding, LayerNorm, Linear, Product, parts_of_sum
 
 MEMBERS, BATCH, TOKENS = 3, 2, 7
@@ -55,6 +55,20 @@ def test_the_population_axis_is_vmap_over_members(kind: str) -> None:
     one_buffer = {name: buffer[0] for name, buffer in buffers.items()}
     exact = vmap(lambda p, x: functional_call(models[0], (p, one_buffer), (x,)))(parameters, x)
     torch.testing.assert_close(stack(models)(x), exact, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("positions", ["none", "t5", "rotary"])
+def test_an_ensemble_by_vmap_has_the_gradients_of_a_population(positions: str) -> None:
+    models = population(positions=positions, head_size=4)
+    x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
+    parameters, buffers = stack_module_state(models)
+
+    def loss(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(models[0], (p, b), (x,)).square().sum()
+
+    found = vmap(grad(loss))(parameters, buffers, x)
+    for name, gradient in gradients(stack(models), x).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
@@ -151,6 +165,30 @@ def test_a_member_comes_back_as_it_went_in() -> None:
     assert models[1].norm.weight.ne(0).all()
 
 
+class Twice(nn.Module):
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.first, self.second = Linear(5, 5), Linear(5, 5)
+        if shared:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+def test_shared_parameters_stay_shared() -> None:
+    models, x = [Twice(shared=True).double() for _ in range(MEMBERS)], torch.randn(MEMBERS, 7, 5)
+    population = stack(models)
+    assert population.second.weight is population.first.weight
+    exact = torch.stack([model(x) for model, x in zip(models, x.double(), strict=True)])
+    torch.testing.assert_close(population(x.double()), exact)
+    alone = member(population, 1)
+    assert alone.second.weight is alone.first.weight
+    torch.testing.assert_close(alone(x[1].double()), exact[1])
+    with pytest.raises(ValueError, match=r"members: expected modules alike .* second\.weight"):
+        stack([Twice(shared=True), Twice(shared=False)])
+
+
 def test_frozen_parameters_stay_frozen() -> None:
     models = population()
     for model in models:
@@ -215,8 +253,10 @@ def test_words_that_there_are_not_are_refused_in_a_population_too() -> None:
 def test_a_member_of_what_is_not_a_population_is_refused() -> None:
     config = ModelConfig(input_size=3, output_size=2, layers=1, width=8, heads=2, hidden_size=12)
     one = build(config, seed=0)
-    with pytest.raises(ValueError, match=r"population: expected what hyla\.stack"):
-        member(one, 0)
+    alike = MultiHeadAttention(8, 2)  # all of its parameters have a first axis of 8
+    for alone in (one, alike, Linear(5, 5), LayerNorm(7), Embedding(7, 3), nn.Sequential(alike)):
+        with pytest.raises(ValueError, match=r"population: expected what hyla\.stack"):
+            member(alone, 0)
     population = stack([one, build(config, seed=1)])
     with pytest.raises(ValueError, match="index: expected a member's number, from 0 to 1, got 2"):
         member(population, 2)

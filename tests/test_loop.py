@@ -371,6 +371,20 @@ def test_a_run_whose_members_have_all_diverged_ends(tmp_path: Path) -> None:
     assert run(replace(config, members=members), tmp_path) == summary
 
 
+@pytest.mark.parametrize("stop_at", [2, 3, 5, 6])
+def test_stopped_between_divergence_and_its_record_it_goes_on(tmp_path: Path, stop_at: int) -> None:
+    config = evaluated_run()
+    members = tuple(replace(member, learning_rate=1e30, warmup=0) for member in config.members)
+    config = replace(config, members=members, log_every=7)
+    whole = run(config, tmp_path / "whole")
+    assert (whole["state"], whole["step"]) == ("diverged", 7)
+    assert run(config, tmp_path / "cut", stop_at=stop_at)["state"] == "stopped"
+    assert timeless(run(config, tmp_path / "cut")) == timeless(whole)
+    files = [tmp_path / name / "metrics.jsonl" for name in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert b"diverged" in files[0].read_bytes()
+
+
 def test_a_deadline_saves_and_the_same_call_goes_on(tmp_path: Path) -> None:
     config = evaluated_run()
     whole = run(config, tmp_path / "whole")

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -338,7 +339,7 @@ def test_unknown_splits_and_bad_seeds_are_refused() -> None:
         ValueError, match=r"split: unknown name 'heldout'\. Did you mean 'held_out'"
     ):
         Sraven(SravenConfig()).batch("heldout", 3)
-    for seed in (-1, 2**63, True, []):
+    for seed in (-1, 2**63, True, [], 1.5, None, np.int64(3), "0"):
         with pytest.raises(ValueError, match="seed: expected"):
             Sraven(SravenConfig(), seed)
 

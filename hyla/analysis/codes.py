@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,9 @@ class Codes:
             if values.shape[:1] != (self.instances,):
                 expected = f"one for each of the {self.instances} instances"
                 raise bad_value(f"labels[{name!r}]", list(values.shape), expected)
+            if values.dtype == object:  # which a file could only have as Python objects
+                expected = "numbers or text, such as values.astype(str)"
+                raise bad_value(f"labels[{name!r}]", "Python objects", expected)
             count = len(self.names.get(name, ()))
             odd = values[~np.isin(values, np.arange(count))] if count else values[:0]
             if odd.size:
@@ -94,6 +98,7 @@ class Codes:
     def take(self, index: Array | Sequence[int]) -> "Codes":
         """These instances only: their numbers, or a boolean for each."""
         index = np.asarray(index)
+        index = index if index.size else index.astype(np.intp)  # an empty list has real numbers
         labels = {name: values[index] for name, values in self.labels.items()}
         return Codes(self.codes[:, index], self.layers, labels, self.names)
 
@@ -109,15 +114,24 @@ class Codes:
 
 
 def load_codes(file: IO[bytes] | Path | str) -> Codes:
-    """The codes of a file that `Codes.save` wrote."""
-    with np.load(file, allow_pickle=False) as arrays:
-        if "codes" not in arrays or "layers" not in arrays:
-            raise bad_value("file", f"one with {', '.join(arrays) or 'nothing'}", "latent codes")
-        labels = {n.removeprefix(LABEL): arrays[n] for n in arrays if n.startswith(LABEL)}
-        names = {
-            n.removeprefix(NAMES): tuple(arrays[n].tolist()) for n in arrays if n.startswith(NAMES)
-        }
-        return Codes(arrays["codes"], tuple(arrays["layers"].tolist()), labels, names)
+    """The codes of a file that `Codes.save` wrote; ValueError for any other, or a damaged one."""
+    if isinstance(file, Path | str):
+        with open(file, "rb") as handle:
+            return load_codes(handle)
+    expected, start = "latent codes, as Codes.save writes them", file.tell()
+    if not is_zipfile(file):
+        raise bad_value("file", "another kind of file, or a part of one", expected)
+    file.seek(start)
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays}
+    except (BadZipFile, EOFError, RuntimeError, ValueError) as error:
+        raise bad_value("file", "a damaged one", expected) from error
+    if "codes" not in found or "layers" not in found:
+        raise bad_value("file", f"one with {', '.join(found) or 'nothing'}", expected)
+    labels = {n.removeprefix(LABEL): found[n] for n in found if n.startswith(LABEL)}
+    names = {n.removeprefix(NAMES): tuple(found[n].tolist()) for n in found if n.startswith(NAMES)}
+    return Codes(found["codes"], tuple(found["layers"].tolist()), labels, names)
 
 
 def to_numpy(x: Tensor) -> Array:

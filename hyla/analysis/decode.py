@@ -110,6 +110,9 @@ def _memberships(train: Codes, test: Codes, label: str) -> tuple[tuple[str, ...]
     if values.ndim > 2 or values.ndim != test_values.ndim:
         given = f"{list(values.shape)} in train, {list(test_values.shape)} in test"
         raise bad_value(f"labels[{label!r}]", given, "one or several values for each instance")
+    if train.names.get(label) != test.names.get(label):
+        given = f"{train.names.get(label)} in train, {test.names.get(label)} in test"
+        raise bad_value(f"names[{label!r}]", given, "the same names, in the same order")
     if label in train.names:
         names, classes = train.names[label], np.arange(len(train.names[label]))
     else:

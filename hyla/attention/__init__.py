@@ -131,9 +131,11 @@ def _standard_attention(
 ) -> Tensor:
     """The softmax kind through PyTorch's own attention.
 
-    Not used with a bias: on the CPU its gradient does not work under `torch.func.vmap`.
+    Not used with a bias: on the CPU its gradient does not work under `torch.func.vmap`. With
+    `is_causal` a scale of 0 or below makes its masked scores NaN or the largest of all.
     """
-    square_causal = causal and q.shape[-3] == k.shape[-3] and mask is lengths is None
+    square = q.shape[-3] == k.shape[-3]
+    square_causal = causal and square and scale > 0 and mask is lengths is None
     pairs = None if square_causal else _allowed(q, k, causal, mask, lengths, None)
     out_BHQV = F.scaled_dot_product_attention(
         q.transpose(-3, -2),

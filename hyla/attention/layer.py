@@ -64,7 +64,8 @@ class KeyValueCache:
 
     def _allocate(self, x_BTHD: Tensor) -> Tensor:
         shape = (*x_BTHD.shape[:-3], self.max_tokens, *x_BTHD.shape[-2:])
-        return torch.empty(shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
+        with torch.inference_mode(False):  # else no step outside of that mode could write to it
+            return torch.empty(shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
 
 
 class MultiHeadAttention(nn.Module):
@@ -167,7 +168,12 @@ class MultiHeadAttention(nn.Module):
         if self.kind.value_network == "deep":
             shape = (heads, head_size, head_size)
             self.deep = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            lecun_normal_(self.deep, head_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws `deep` anew; all else belongs to modules of its own."""
+        if self.deep is not None:
+            lecun_normal_(self.deep, self.head_size)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind.title!r}, heads={self.heads}, causal={self.causal}"

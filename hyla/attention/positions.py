@@ -4,7 +4,6 @@ Shapes: P the population, if there is one; H heads, Q queries, K keys, N buckets
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
 from hyla.errors import bad_value
@@ -68,7 +67,10 @@ class RelativeBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=self.table.shape[-1] ** -0.5)
+        buckets = self.table.shape[-1]
+        nn.init.normal_(self.table, std=buckets**-0.5)
+        # A model that comes from the meta device without weights has nothing in its buffers.
+        self.bucket_of_distance.copy_(torch.tensor(t5_buckets(buckets, self.max_distance)))
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
         """The bias of queries at start, start + 1, ... and keys at 0, 1, ...: `[1, H, Q, K]`.
@@ -84,7 +86,9 @@ class RelativeBias(nn.Module):
                 start + torch.arange(queries, 0, -1, device=device),
             )
         )
-        one_hot_LN = F.one_hot(self._bucket(distance_L), self.table.shape[-1])
+        # Not F.one_hot, which looks at the values: that fails under vmap.
+        buckets_N = torch.arange(self.table.shape[-1], device=device)
+        one_hot_LN = self._bucket(distance_L).unsqueeze(-1) == buckets_N
         row_PHL = einsum("...hn,ln->...hl", self.table, one_hot_LN.to(self.table.dtype))
         rows = row_PHL.unsqueeze(-2).expand(*row_PHL.shape[:-1], queries, length).flatten(-2)
         # Entry (q, k) of rows of length - 1 is entry k - q of the row, counted around its end.

@@ -87,7 +87,7 @@ def reproduce(
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    _check(scale, precision, seeds, members, processes, time_limit)
+    _check(scale, precision, seeds, processes, time_limit)
     if again and processes > 1:
         raise bad_value("processes", processes, "1 with --again")
     given = Options(
@@ -173,7 +173,6 @@ def _check(
     scale: str | None,
     precision: str,
     seeds: int | None,
-    members: int | None,
     processes: int,
     time_limit: float | None,
 ) -> None:
@@ -181,9 +180,8 @@ def _check(
         raise unknown_name("scale", scale, SCALES)
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
-    for name, number in {"seeds": seeds, "members": members, "processes": processes}.items():
-        if number is not None and number < 1:
-            raise bad_value(name, number, "a whole number of at least 1")
+    if processes < 1:
+        raise bad_value("processes", processes, "a whole number of at least 1")
     if seeds is not None and seeds > len(SEEDS):
         raise bad_value("seeds", seeds, f"at most {len(SEEDS)}, which experiments have")
     if time_limit is not None and not 0 < time_limit < float("inf"):

@@ -89,6 +89,9 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "search", read_search(self.search))
+        for name in ("seeds", "members"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise bad_value(name, count, "a whole number of at least 1")
 
     def command(self, experiment: Experiment, only: Iterable[tuple[str, Any]] = ()) -> str:
         """The command that makes the results of an experiment, or those with values of axes."""

@@ -20,7 +20,7 @@ def seed_tensor(seed: int | Sequence[int], device: torch.device | str | None) ->
     >>> seed_tensor([3, 4], None).shape
     torch.Size([2, 1])
     """
-    seeds = [seed] if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed]
     for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < 2**63:
             given = f"{one!r} of type {type(one).__name__}"

@@ -251,7 +251,8 @@ class Run:
             if record["loss"] is None:  # the last update has ruined the member
                 self.mark(record["member"], self.step)
         state = "finished" if self.step == self.config.steps else "stopped"
-        if None not in self.diverged_at:
+        recorded = len(self.told) == len(self.losses)  # else going on must still do that
+        if None not in self.diverged_at and (recorded or state == "finished"):
             state = "diverged"
         members = []
         for number, member in enumerate(self.config.members):
