@@ -108,7 +108,7 @@ def main() -> None:
     try:
         train_all()
     except KeyboardInterrupt:
-        raise SystemExit("interrupted: the same command goes on from here") from None
+        raise SystemExit("interrupted: the same command goes on") from None
     show()
     write(PAGE)
     print(f"\nThe report: {PAGE.absolute()} ({time.monotonic() - start:.0f} s in all)")

@@ -180,6 +180,12 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
 @pytest.mark.parametrize(
     "command, message",
     [
+        ("trian fuzzy --steps 3", "command: unknown name 'trian'. Did you mean 'train'"),
+        ("rep --list", "command: unknown name 'rep'. Did you mean 'report'"),
+        ("train fuzy --steps 3", "command: unknown name 'fuzy'. Did you mean 'fuzzy'"),
+        ("train --steps 3", "command: expected one of sraven, fuzzy, got nothing"),
+        ("--list", "command: expected one of .*reproduce.*, got nothing"),
+        ("analyse --member 1", "PATH: expected the folder of the run, got nothing"),
         ("sraven show --values 2", "values: expected from 3"),
         ("sraven show --split hold-out", "split: unknown name .* Did you mean 'held_out'"),
         ("sraven show --index -1", "index: expected a whole number from 0"),

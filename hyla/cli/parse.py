@@ -66,7 +66,10 @@ def _option(argument: str) -> str:
 
 def _explained(app: SubcommandApp, arguments: Sequence[str], printed: str) -> str:
     """One line for the box that the parser printed."""
-    options = _options_of(app, arguments)
+    command = [*takewhile(lambda argument: not argument.startswith("-"), arguments)]
+    options = _options_of(app, command)
+    if options == ["--help"] and len(command) < len(arguments):  # of a group, or of no command
+        return _wrong_command(app, command)
     for argument in arguments:
         if options and argument.startswith("--") and _option(argument) not in options:
             return unknown_option(_option(argument), options)
@@ -80,6 +83,8 @@ def _explained(app: SubcommandApp, arguments: Sequence[str], printed: str) -> st
         return f"{match[1]}: expected {expected}, got {got}."
     if match := re.search(r"Missing value for argument '(--[\w-]+)'", text):
         return f"{match[1]}: expected a value, got nothing."
+    if match := re.search(r"Required options Missing from .*?: (\S+) (.*?) \(required\)", text):
+        return f"{match[1]}: expected {match[2][0].lower()}{match[2][1:].rstrip('.')}, got nothing."
     if match := re.search(r"Missing subcommand Expected one of \{(.*?)\}", text):
         return f"command: expected one of {match[1]}, got nothing."
     if match := re.search(
@@ -103,9 +108,21 @@ def unknown_option(given: str, options: Sequence[str]) -> str:
     return f"{given}: unknown option.{hint} --help lists all."
 
 
-def _options_of(app: SubcommandApp, arguments: Sequence[str]) -> list[str]:
-    """All options of a command, read from its help; none if there is no such command."""
-    command = takewhile(lambda argument: not argument.startswith("-"), arguments)
+def _wrong_command(app: SubcommandApp, command: Sequence[str]) -> str:
+    """What is wrong with the words in front of the options: the first that is unknown."""
+    message = ""
+    for end in range(len(command) + 1):
+        try:
+            parse(app, command[:end])
+        except ValueError as error:
+            message = str(error)
+        if "unknown name" in message:
+            break
+    return message
+
+
+def _options_of(app: SubcommandApp, command: Sequence[str]) -> list[str]:
+    """All options of a command, read from its help."""
     with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
         _tyro(app, [*command, "--help"])
     text = COLOUR.sub("", printed.getvalue())

@@ -116,7 +116,7 @@ def reproduce(
             made[experiment.name] = rows_so_far(experiment, options)
             break
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted: the same command goes on from here") from None
+            raise KeyboardInterrupt("interrupted: the same command goes on") from None
         if not json:
             _print_rows(experiment, made[experiment.name], options)
     if json:
@@ -220,9 +220,9 @@ def _show_list(
             try:
                 found[experiment.name] = status(experiment, chosen)
             except ValueError as error:  # it does not have the setting or axis
-                problems.append(str(error))
+                problems.append(f"Not listed: {error}")
     if problems and not found:
-        raise ValueError(problems[0])
+        raise ValueError(problems[0].removeprefix("Not listed: "))
     if json:
         write_json({name: asdict(one) for name, one in found.items()})
         return

@@ -158,7 +158,8 @@ def decoding_figure(title: str, way: Way, caption: str, what: str = "decoding") 
 def explained_figure(way: Way) -> Figure:
     """How much of the codes each label explains, in each layer."""
     title = f"Percent of the variance of codes that a label explains, {_told(way)}"
-    where, caption = {"what": "explained", **way}, "On held-out tasks."
+    where = {"what": "explained", **way}
+    caption = "On held-out tasks; undefined where the codes do not vary."
     return Figure(
         "bars", title, "label", EXPLAINED, "attention", "layer", where=where, caption=caption
     )

@@ -292,7 +292,7 @@ def trained(
         path = options.runs / options.scale / folder_name(config)
         found = finished(path, config)
         if found is None and options.again:
-            raise bad_value("again", path, "a finished run; without --again it is trained")
+            raise bad_value("again", path, "a finished run, of which the row was made")
         if found is None:
             devices = find_devices(options.device, options.precision)
             if devices[0].type == "cpu" and options.scale in FOR_GPUS:

@@ -15,16 +15,16 @@ from hyla.report.tables import marked, trainings
 from hyla.report.text import number
 
 ABOUT = (
-    "Beyond the paper, SRAVEN in percent: how far the mean held out is below the ceiling, what the "
-    "exact solver gets right; the features that are right, by rule (of single rules a model may "
-    "get more right than the solver, at the cost of others); what is solved of combinations of "
-    "training; and of held-out ones by seed and, from the least to the most, by all trainings of "
-    "the grid (their number)."
+    "Beyond the paper, SRAVEN in percent. Below the ceiling: the mean held out less what the exact "
+    "solver gets right. By rule: the features that are right (of single rules a model may get more "
+    "right than the solver, at the cost of others). In distribution: combinations of training that "
+    "are solved. By seed: held-out ones that are. Trainings: the same of the whole grid, from the "
+    "least to the most (their number)."
 )
 ABOUT_YARDSTICKS = (
     "Below the solver two yardsticks that see less than it and are no models either. Slot by slot: "
-    "who finds each answer by itself, without using that a slot of another column belongs to one "
-    "answer only. No sign: who also does not tell addition from subtraction."
+    "who finds each answer by itself, and may use a slot of another column for two of them. No "
+    "sign: who also does not tell addition from subtraction."
 )
 LEAST_LEARNED = 3  # rules with a column of their own
 

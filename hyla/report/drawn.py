@@ -104,8 +104,10 @@ def measure(row: Row, name: str) -> dict[str, Any]:
     """Mean, error and seeds of a measure."""
     measures = row.get("measures")
     values = measures.get(name) if isinstance(measures, dict) else None
-    if not isinstance(values, dict) or number(values.get("mean")) is None:
+    if not isinstance(values, dict):
         raise MissingError(f"no {name}")
+    if number(values.get("mean")) is None:
+        raise MissingError(f"{name} is undefined")
     return values
 
 

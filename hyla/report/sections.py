@@ -23,7 +23,7 @@ MANY_COMMANDS = 3  # from here on they are folded
 ALWAYS = {
     "lines": "Means over seeds, with standard errors (a single seed has none). "
     "Hover a point for what is behind it.",
-    "rules": "Means over seeds, with standard errors (a single seed has none).",
+    "rules": "Means over seeds; bars have standard errors (a single seed has none).",
     "curves": "Means over seeds.",
     "table": "Mean ± standard error over seeds. Hover a number for what is behind it.",
 }
@@ -75,7 +75,9 @@ def _how(found: Found) -> str:
     """How far it has come, and the commands that make it, complete it or do it at full scale."""
     if not found.rows:
         return ""
-    commands, parts = _commands(found), [f"<p>All {found.points} points are measured. Made by:</p>"]
+    commands = _commands(found)
+    by = "by" if len(commands) == 1 else "by these, each some of them"
+    parts = [f"<p>All {found.points} points are measured. Made {by}:</p>"]
     if found.left:
         rest = found.commands_left()
         done = f"{found.measured} of {found.points} points are measured"

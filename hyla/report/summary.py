@@ -59,9 +59,9 @@ JUDGED_OTHERWISE = (
     "alone is in part); fuzzy logic is solved with a mean R2 of 95 or more, and 80 % of SRAVEN "
     "with a mean of 80 (with single seeds in part at best); unknown terms are not "
     "solved where a model explains less than half of what it explains in distribution. With three "
-    "seeds two standard errors are lenient, by chance alone one comparison in 11 to 17 would hold, "
-    "and yet only large differences reach them: by this test the paper's own numbers in table 1 "
-    "reproduce two of its seven claims on it, four in part and one not."
+    "seeds two standard errors are lenient: by chance alone one comparison in 11 to 17 would hold. "
+    "They are strict too, for only large differences reach them. By this test the paper's own "
+    "numbers in table 1 reproduce two of its seven claims on it, four in part and one not."
 )
 
 
