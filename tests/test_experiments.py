@@ -226,6 +226,17 @@ def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:
     assert [row["mean"] for row in rows] == [2.0 if i == 3 else 1.0 for i in range(26)]
 
 
+def test_rows_of_a_point_go_together(tmp_path: Path) -> None:
+    """An analysis has many rows for a point: none of an older one is left among them."""
+    experiment, file = EXPERIMENTS["codes-sraven"], tmp_path / "codes-sraven.json"
+    first, second = (point.axes for point in experiment.points()[:2])
+    for layers, value in ((3, 1.0), (2, 2.0)):
+        rows = [{**first, "what": "decoding", "layer": n, "mean": value} for n in range(layers)]
+        write_rows(file, experiment, rows)
+        write_rows(file, experiment, [{**second, "what": "decoding", "layer": 7, "mean": 5.0}])
+    assert [(row["layer"], row["mean"]) for row in read_rows(file)] == [(0, 2), (1, 2), (7, 5)]
+
+
 def test_wrong_names_are_told(tmp_path: Path) -> None:
     options = Options(scale="smoke", runs=tmp_path)
     for only, message in (

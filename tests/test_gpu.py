@@ -36,6 +36,19 @@ def test_attend_on_the_gpu_is_near_float64(
         assert gradient[0].eq(0).all()
 
 
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_causal_attention_with_a_scale_of_zero_or_below(kind: str, scale: float) -> None:
+    q, k, v = (x.float() for x in inputs(67, 67))
+    deep = deep_weight(kind, v.shape[-1], torch.float32)
+    options = {"kind": kind, "causal": True, "scale": scale}
+    exact_deep = None if deep is None else deep.double()
+    exact = attend(q.double(), k.double(), v.double(), **options, deep=exact_deep)
+    deep = None if deep is None else deep.cuda()
+    given = attend(q.cuda(), k.cuda(), v.cuda(), **options, deep=deep).cpu()
+    torch.testing.assert_close(given, exact.float(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_weights_whose_gradient_is_summed_in_parts(compiled: bool) -> None:
     members, tokens, inputs_, outputs = 4, 128 * 36, 128, 64

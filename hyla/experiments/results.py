@@ -49,13 +49,15 @@ def is_given(row: Row) -> bool:
 
 
 def write_rows(path: Path, experiment: Experiment, rows: Sequence[Row]) -> None:
-    """Adds rows to a file, in the order of the declaration; old ones with the same axes go."""
+    """Adds rows to a file, in the order of the declaration; old ones of the same points go."""
 
     def place(row: Row) -> str:
         return repr([row.get(axis) for axis in experiment.axes])
 
     points = [point.axes for point in experiment.points()]
-    kept = {place(row): row for row in read_rows(path)} | {place(row): row for row in rows}
+    made_anew = {place_of(row, points) for row in rows} - {len(points)}
+    others = [row for row in read_rows(path) if place_of(row, points) not in made_anew]
+    kept = {place(row): row for row in (*others, *rows)}
     ordered = sorted(kept.values(), key=lambda row: place_of(row, points))
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(to_json(row) for row in ordered)
