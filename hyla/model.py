@@ -260,13 +260,16 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """tokens: numbers `[batch, tokens, input_size]` or words `[batch, tokens]`.
 
-        lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding.
+        lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding
+        sequences of one length; it takes no lengths, which would hide the new tokens.
         last: give only the logits of the last so many tokens; the last block computes no others.
         Returns the logits of every token (or the last ones), `[batch, tokens, output_size]`.
         """
         if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
             expected = f"{len(self.blocks)} different ones, as new_cache makes them"
             raise bad_value("cache", f"{len(cache)} caches", expected)
+        if cache is not None and lengths is not None:
+            raise bad_value("lengths", list(lengths.shape), "None with a cache")
         x_BTD = self.embed(tokens)
         for index, block in enumerate(self.blocks):
             asking = last if index == len(self.blocks) - 1 else None
@@ -349,6 +352,9 @@ def build(config: ModelConfig, seed: int) -> Transformer:
 
 
 def check_single(model: Transformer) -> None:
-    """Refuses a population where one model is wanted."""
+    """Refuses a population, or a model of others, where one of ours is wanted."""
+    if not isinstance(model, Transformer):
+        expected = "a hyla.Transformer; for others take attention_codes(scores)"
+        raise bad_value("model", type(model).__name__, expected)
     if model.norm.weight.ndim != 1:
         raise bad_value("model", "a population", "one model, such as hyla.member(population, 0)")

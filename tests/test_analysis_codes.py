@@ -209,6 +209,33 @@ def test_any_scores_become_codes_by_their_pairs() -> None:
             assert np.array_equal(codes.layer(layer)[i], exact)
 
 
+def test_pairs_and_labels_may_be_lists_arrays_or_tensors() -> None:
+    weights, pairs = torch.rand(3, 4, 5, 5), [(-1, 0), (2, 1)]
+    expected = attention_codes([weights], pairs)
+    for same in (np.array(pairs), torch.tensor(pairs)):
+        assert np.array_equal(attention_codes([weights], same).codes, expected.codes)
+    for odd in ([], (-1, -1), [(-1, 0, 1)], [(-1, -1.0)], np.zeros((0, 2), dtype=int)):
+        with pytest.raises(ValueError, match=r"pairs: expected at least one \(query, key\)"):
+            attention_codes([weights], odd)
+    with pytest.raises(ValueError, match=r'scores: .*attn_implementation="eager"'):
+        attention_codes([])
+    for labels in ([0, 1, 1], torch.tensor([0, 1, 1])):
+        codes = Codes(torch.zeros(1, 3, 2), (0,), {"y": labels})
+        assert codes.take(codes.label("y") == 1).instances == 2
+    with pytest.raises(ValueError, match=r"model: expected a hyla\.Transformer; for others take"):
+        collect_inputs(torch.nn.TransformerEncoderLayer(4, 2), torch.zeros(2, 3, 4))
+
+
+def test_the_codes_of_a_layer_in_a_model_of_ones_own() -> None:
+    one = model(SRAVEN)
+    x = torch.randn(3, 5, one.config.input_size)
+    layer, normed = one.blocks[0].attention, one.blocks[0].attention_norm(one.embed(x))
+    found = attention_codes([layer.codes(normed).movedim(-1, 1)], [(-1, 2), (0, 1)])
+    for queries, keys, row in (([-1], [2], 0), (torch.tensor([0]), torch.tensor([1]), 1)):
+        exact = collect_inputs(one, x, queries, keys).codes[:1]
+        np.testing.assert_allclose(found.codes[:, row::2], exact, atol=1e-6)
+
+
 def test_the_codes_of_any_tokens() -> None:
     one, tokens = model(FUZZY), torch.randn(5, 7, 4)
     codes = collect_inputs(one, tokens, queries=[-1, 2], keys=[0, -2, 3])

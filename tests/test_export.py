@@ -83,6 +83,22 @@ def test_the_prompt_has_the_context_and_not_the_answer() -> None:
         assert prompt(other, SravenConfig()) == record["prompt"]
 
 
+def test_the_prior_may_be_another_than_that_of_the_split() -> None:
+    task, index = Sraven(SravenConfig(), 3), range(40)
+    own, every = (records(task, "held_out", index, prior=prior) for prior in (None, "all"))
+    assert {record["prior"] for record in own} == {"held_out"}
+    assert {record["prior"] for record in every} == {"all"}
+    differing = 0
+    for mine, general in zip(own, every, strict=True):
+        result = solved(read_instance(json.dumps(general), fields=tuple(FIELDS)))
+        assert result["probabilities"] == pytest.approx(general["probabilities"])
+        assert sorted(mine["answers"]) == sorted(general["answers"])
+        differing += mine["probabilities"] != pytest.approx(general["probabilities"])
+    assert differing > 0
+    with pytest.raises(ValueError, match="prior: unknown name 'none'"):
+        records(task, "held_out", index, prior="none")
+
+
 @pytest.mark.parametrize("permute", [True, False])
 def test_an_exported_instance_can_be_read_and_solved(permute: bool) -> None:
     config = SravenConfig(values=4, permute=permute)

@@ -40,6 +40,18 @@ def test_softmax_layer_is_torch_multihead_attention(causal: bool) -> None:
     hidden = ~torch.ones(TOKENS, TOKENS).tril().bool() if causal else None
     exact, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
     torch.testing.assert_close(layer(x), exact)
+    # Its masks become ours: hidden keys of a sequence, and terms that are added to the scores.
+    padding = torch.arange(TOKENS) >= torch.tensor([[TOKENS], [4]])
+    terms = torch.randn(TOKENS, TOKENS).double()
+    terms = terms if hidden is None else terms.masked_fill(hidden, -torch.inf)
+    added = torch.zeros(BATCH, TOKENS).double().masked_fill(padding, -torch.inf)
+    exact, weights = theirs(
+        x, x, x, attn_mask=terms, key_padding_mask=added, average_attn_weights=False
+    )
+    for options in ({"mask": ~padding[:, None, None, :]}, {"lengths": torch.tensor([TOKENS, 4])}):
+        torch.testing.assert_close(layer(x, bias=terms, **options), exact)
+        codes = layer.codes(x, bias=terms, **options)
+        torch.testing.assert_close(codes.movedim(-1, 1), weights)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -290,6 +302,24 @@ def test_a_cache_begun_in_inference_mode_goes_on_outside_of_it() -> None:
     torch.testing.assert_close(torch.cat((start.clone(), middle, end), dim=1), layer(x))
     end.sum().backward()
     assert layer.query.weight.grad is not None
+
+
+def test_a_projection_may_be_wrapped() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    layer, x = make(), tokens()
+    expected = layer(x)
+    for name in ("query", "key", "value", "output"):
+        setattr(layer, name, Wrapped(getattr(layer, name)))
+    assert layer(x).equal(expected)
+    with pytest.raises(ValueError, match="x: expected"):
+        layer(x[0])
 
 
 def test_the_backend_is_asked_for_at_every_call() -> None:

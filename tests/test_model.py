@@ -181,6 +181,13 @@ def test_the_last_tokens_alone_are_the_last_of_all(kind: str, causal: bool, posi
             model(x, last=last)
 
 
+def test_lengths_would_hide_the_new_tokens_of_a_cache() -> None:
+    model = Transformer(ModelConfig(**SMALL, causal=True))
+    x = torch.randn(2, 5, model.config.input_size)
+    with pytest.raises(ValueError, match="lengths: expected None with a cache"):
+        model(x, lengths=torch.tensor([5, 3]), cache=model.new_cache())
+
+
 def test_the_last_tokens_alone_with_a_cache() -> None:
     config = ModelConfig(input_size=3, output_size=2, width=12, heads=3, causal=True, layers=2)
     model = build(config, seed=0).double()

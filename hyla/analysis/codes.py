@@ -44,6 +44,9 @@ class Codes:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "codes", to_numpy(self.codes))
+        labels = {name: to_numpy(values) for name, values in self.labels.items()}
+        object.__setattr__(self, "labels", labels)
         if self.codes.ndim != 3 or self.codes.shape[0] != len(self.layers):
             expected = f"[{len(self.layers)} layers, instances, heads]"
             raise bad_value("codes", list(self.codes.shape), expected)
@@ -134,8 +137,10 @@ def load_codes(file: IO[bytes] | Path | str) -> Codes:
     return Codes(found["codes"], tuple(found["layers"].tolist()), labels, names)
 
 
-def to_numpy(x: Tensor) -> Array:
+def to_numpy(x: Tensor | Array | Sequence[Any]) -> Array:
     """A tensor of any device and precision as an array; one of 16 bits becomes float32."""
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
     x = x.detach().cpu()
     return x.float().numpy() if x.dtype.itemsize == 2 and x.is_floating_point() else x.numpy()
 
@@ -146,25 +151,30 @@ def attention_codes(
     """The codes of chosen (query, key) pairs from attention scores of any model.
 
     scores: for each layer `[batch, heads, queries, keys]`, as Hugging Face models give them with
-    `output_attentions=True` and eager attention. Labels: `sequence`, `query` and `key`, the
+    `output_attentions=True` and eager attention (what `layer.codes` gives has the heads last: give
+    `codes.movedim(-1, 1)`). Labels: `sequence`, `query` and `key`, the
     positions counted from 0; the pairs of a sequence follow each other.
 
     >>> attention_codes([np.zeros((2, 3, 5, 5))] * 4, [(-1, -1), (-1, 0)]).codes.shape
     (4, 4, 3)
     """
-    arrays = [to_numpy(s) if isinstance(s, Tensor) else np.asarray(s) for s in scores]
+    arrays = [to_numpy(layer) for layer in scores]
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1 or arrays[0].ndim != 4:
         given = ", ".join(str(list(shape)) for shape in sorted(shapes)) or "none"
-        raise bad_value("scores", given, "[batch, heads, queries, keys], the same for every layer")
+        expected = "[batch, heads, queries, keys], the same for every layer"
+        expected += "" if arrays else ' (Hugging Face: attn_implementation="eager")'
+        raise bad_value("scores", given, expected)
     batch, heads, *tokens = arrays[0].shape
-    if not pairs:
-        raise bad_value("pairs", "none", "at least one (query, key)")
-    for pair in pairs:
+    chosen = to_numpy(pairs)
+    if chosen.ndim != 2 or chosen.shape[-1] != 2 or not len(chosen) or chosen.dtype.kind != "i":
+        given = chosen.tolist() if chosen.size else "none"
+        raise bad_value("pairs", given, "at least one (query, key), whole numbers")
+    for pair in chosen.tolist():
         if any(not -count <= at < count for at, count in zip(pair, tokens, strict=True)):
             expected = f"a query below {tokens[0]} and a key below {tokens[1]}"
-            raise bad_value("pairs", pair, expected)
-    query, key = np.array(pairs).T % np.array(tokens)[:, None]
+            raise bad_value("pairs", tuple(pair), expected)
+    query, key = chosen.T % np.array(tokens)[:, None]
     chosen_LBHP = np.stack([array[:, :, query, key] for array in arrays])
     codes = np.moveaxis(chosen_LBHP, -1, 2).reshape(len(arrays), batch * len(pairs), heads)
     labels = {

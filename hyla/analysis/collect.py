@@ -124,15 +124,19 @@ def collect_run(
 
 
 def collect_inputs(
-    model: Transformer, tokens: Tensor, queries: Sequence[int] = (-1,), keys: Sequence[int] = (-1,)
+    model: Transformer,
+    tokens: Tensor,
+    queries: Sequence[int] | Tensor = (-1,),
+    keys: Sequence[int] | Tensor = (-1,),
 ) -> Codes:
     """The codes of all pairs of these queries and keys, on any tokens that the model takes.
 
     Labels: `sequence`, `query` and `key`; the pairs of a sequence follow each other.
     """
     _check(model, len(tokens), 1, "self")
+    queries, keys = (x.tolist() if isinstance(x, Tensor) else x for x in (queries, keys))
     with torch.no_grad():
-        by_layer = model.latent_codes(tokens, queries=list(queries), keys=list(keys))
+        by_layer = model.latent_codes(tokens, queries=queries, keys=keys)
     positions = [(at % tokens.shape[1], to % tokens.shape[1]) for at in queries for to in keys]
     pairs = [(q, k) for q in range(len(queries)) for k in range(len(keys))]
     found = attention_codes([codes.permute(0, 3, 1, 2) for codes in by_layer.values()], pairs)

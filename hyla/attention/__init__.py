@@ -222,7 +222,8 @@ def _check_broadcast(name: str, tensor: Tensor, target: tuple[int, ...]) -> None
     )
     if not fits:
         axes = f"[batch, heads, queries, keys] = {list(target)}"
-        expected = f"[keys], [queries, keys], or all axes broadcastable to {axes}"
+        expected = f"[keys], [queries, keys], or all axes broadcastable to {axes} "
+        expected += "(one for each sequence: [batch, 1, 1, keys])"
         raise bad_value(name, list(sizes), expected)
 
 

@@ -293,7 +293,8 @@ class MultiHeadAttention(nn.Module):
         return context
 
     def _check_tokens(self, name: str, tokens: Tensor, width: int) -> None:
-        stacked = self.query.weight.ndim == 3
+        weight = getattr(self.query, "weight", None)  # what stands in its place may have none
+        stacked = isinstance(weight, Tensor) and weight.ndim == 3
         if tokens.ndim < 3 + stacked or tokens.shape[-1] != width:
             axes = "member, batch, tokens" if stacked else "batch, tokens"
             raise bad_value(name, list(tokens.shape), f"[{axes}, {width}]")

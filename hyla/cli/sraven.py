@@ -58,10 +58,15 @@ class SravenOptions(SravenSettings):
     """Seed of the instances."""
 
 
+def _prior(given: str | None) -> str | None:
+    return None if given is None else library_split(given)
+
+
 @command(app, "show")
 def sraven_show(
     task: SravenOptions,
     index: int = 0,
+    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
     unambiguous: bool = False,
     output: Annotated[Path | None, arg(metavar="FILE")] = None,
     json: bool = False,
@@ -71,6 +76,7 @@ def sraven_show(
     Args:
         task: Which instances, under which settings.
         index: Number of the instance.
+        prior: The split whose rules the probabilities take to be possible; by default the same.
         unambiguous: Take only instances that have one consistent answer.
         output: Also draw the instance to this .svg or .png file.
         json: Print JSON only.
@@ -80,7 +86,9 @@ def sraven_show(
     if picture is not None and picture not in PICTURES:
         raise unknown_name("output (its extension)", picture, PICTURES)
     source, split = Sraven(task.config, task.seed), library_split(task.split)
-    [record] = records(source, split, range(index, index + 1), unambiguous=unambiguous)
+    [record] = records(
+        source, split, range(index, index + 1), prior=_prior(prior), unambiguous=unambiguous
+    )
     if output is not None and picture is not None:
         title = f"SRAVEN, seed {task.seed}, split {task.split}, instance {index}"
         figure = draw(record["panels"], task.values, title)
@@ -171,6 +179,7 @@ def sraven_export(
     format: Annotated[str | None, arg(metavar="{parquet,jsonl}")] = None,  # noqa: A002
     instances: int = 1000,
     start: int = 0,
+    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
     unambiguous: bool = False,
     overwrite: bool = False,
     json: bool = False,
@@ -183,6 +192,8 @@ def sraven_export(
         format: parquet or jsonl; by default what the extension of the file says.
         instances: How many instances.
         start: Number of the first instance.
+        prior: The split whose rules the probabilities take to be possible; by default the same. A
+            model that is not told the held-out combinations has all of them to reckon with.
         unambiguous: Write only instances that have one consistent answer.
         overwrite: Replace the file if it exists.
         json: Print JSON only.
@@ -197,7 +208,7 @@ def sraven_export(
     with progress_bar("writing", instances) as advance:
         export(
             path, source, split, range(start, start + instances), file_format=file_format,
-            unambiguous=unambiguous, overwrite=overwrite, progress=advance,
+            prior=_prior(prior), unambiguous=unambiguous, overwrite=overwrite, progress=advance,
         )  # fmt: skip
     size = path.stat().st_size
     if json:

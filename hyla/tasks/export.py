@@ -20,6 +20,7 @@ CHUNK = 2048
 FIELDS = {
     "seed": "int64",
     "split": "string",
+    "prior": "string",
     "index": "int64",
     "features": "int64",
     "values": "int64",
@@ -68,11 +69,14 @@ def ranked_answers(solution: Solution) -> list[list[tuple[list[int], float]]]:
     return ranked
 
 
-def records(task: Sraven, split: str, index: range, *, unambiguous: bool = False) -> list[Record]:
+def records(
+    task: Sraven, split: str, index: range, *, prior: str | None = None, unambiguous: bool = False
+) -> list[Record]:
     """Instances with address, settings, latents, all consistent answers and their posterior.
 
-    The prior of the posterior is uniform over the rule combinations of the split. The most probable
-    answers come first; those that only rules outside the split prescribe have probability 0.
+    prior: the split over whose rule combinations the prior of the posterior is uniform; None: that
+    of the instances. The most probable answers come first; those that only rules outside the prior
+    prescribe have probability 0.
 
     >>> from hyla.tasks.sraven import SravenConfig
     >>> [record] = records(Sraven(SravenConfig()), "train", range(7, 8))
@@ -80,12 +84,15 @@ def records(task: Sraven, split: str, index: range, *, unambiguous: bool = False
     True
     """
     batch = (unambiguous_batch if unambiguous else Sraven.batch)(task, split, index)
-    solution = solve(batch.panels, task.config, task.combinations[split])
+    prior = split if prior is None else prior
+    if prior not in task.combinations:
+        raise unknown_name("prior", prior, task.combinations)
+    solution = solve(batch.panels, task.config, task.combinations[prior])
     hypotheses = torch.bincount(solution.hypotheses.instance, minlength=len(index)).tolist()
     panels, rules, orders = batch.panels.tolist(), batch.rules.tolist(), batch.orders.tolist()
     settings = asdict(task.config) | {"unambiguous": unambiguous}
     return [
-        {"seed": int(task.seed), "split": split, "index": index[i]}
+        {"seed": int(task.seed), "split": split, "prior": prior, "index": index[i]}
         | settings
         | {
             "panels": panels[i],
@@ -147,13 +154,14 @@ def export(
     index: range,
     *,
     file_format: str | None = None,
+    prior: str | None = None,
     unambiguous: bool = False,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
     """Writes instances to a Parquet or JSON lines file, which appears when it is complete.
 
-    file_format: "parquet" or "jsonl"; by the extension of the path if None.
+    file_format: "parquet" or "jsonl"; by the extension of the path if None. prior: as in `records`.
     progress: called with the number of instances written since the last call.
     """
     chosen = FORMATS[format_of(path, file_format)]
@@ -162,7 +170,7 @@ def export(
     with new_file(path, overwrite=overwrite) as handle, chosen(handle) as write:
         for start in range(0, len(index), CHUNK):
             part = index[start : start + CHUNK]
-            write(records(task, split, part, unambiguous=unambiguous))
+            write(records(task, split, part, prior=prior, unambiguous=unambiguous))
             progress(len(part))
 
 

@@ -65,7 +65,8 @@ def print_answers(console: "Console", result: Record) -> None:
     if answers:
         count = "1 consistent answer" if len(answers) == 1 else f"{len(answers)} consistent answers"
         count += f" from {hypotheses} " + ("hypothesis" if hypotheses == 1 else "hypotheses")
-        console.print(f"{count}:")
+        prior = str(result.get("prior", "all")).replace("_", "-")
+        console.print(f"{count}, probabilities with the rules of {prior}:")
         examples = result.get("examples")
         table = Table("answer", "probability", "", *["example: rule (slots)"] * bool(examples))
         for number, answer in enumerate(answers):
