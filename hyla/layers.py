@@ -206,7 +206,8 @@ def _settings(module: nn.Module) -> dict[str, object]:
     first: dict[Tensor, str] = {}  # names of parameters, of shared ones the first
     for name, p in module.named_parameters(remove_duplicate=False):
         shared = first.setdefault(p, name)
-        settings[name] = (tuple(p.shape), p.dtype, p.requires_grad, f"shared with {shared}")
+        own = (tuple(p.shape), p.dtype, p.requires_grad)
+        settings[name] = own if shared == name else f"shared with {shared}"
     for name, buffer in module.named_buffers():
         settings[name] = buffer.tolist()
     return settings

@@ -1,6 +1,7 @@
 """Inputs of prime sizes, so that no two axes can be confused."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from hyla import KINDS, ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
-from hyla.train import Member, RunConfig
+from hyla.train import Member, RunConfig, train
 from hyla.train.watch import Progress, Watcher
 
 BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 5, 7, 3, 11, 13
@@ -64,6 +65,21 @@ def tiny_run(task: str, attention: str = "hyla", **options: Any) -> RunConfig:
     settings: dict[str, Any] = {"steps": 29, "batch": 13, "log_every": 5, "splits": ("held_out",)}
     settings |= {"evaluation_instances": 23, "interim_instances": 17}
     return RunConfig(config, model, **({"members": TINY_MEMBERS} | settings | options))
+
+
+def evaluated_run(**options: Any) -> RunConfig:
+    """One that is evaluated on the way, too."""
+    return tiny_run("sraven", evaluate_every=9, splits=("train", "held_out"), **options)
+
+
+def run(config: RunConfig, path: Path, **options: Any) -> dict[str, Any]:
+    """Trains it on the CPU, as it is written."""
+    return train(config, path, device="cpu", compiled=False, **options)
+
+
+def timeless(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary without what differs from one run to the next."""
+    return {k: v for k, v in summary.items() if k not in ("seconds", "instances_per_second")}
 
 
 def assert_uniform(counts: list[int]) -> None:

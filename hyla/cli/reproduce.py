@@ -213,16 +213,16 @@ def _show_list(
     experiments: list[Experiment], options: Options, scale: str | None, json: bool
 ) -> None:
     found: dict[str, Status] = {}
-    problems: list[str] = []
+    not_listed: list[str] = []
     for experiment in experiments:
         if scale is None or scale in experiment.scales:
             chosen = replace(options, scale=scale or experiment.scales[0])
             try:
                 found[experiment.name] = status(experiment, chosen)
             except ValueError as error:  # it does not have the setting or axis
-                problems.append(f"Not listed: {error}")
-    if problems and not found:
-        raise ValueError(problems[0].removeprefix("Not listed: "))
+                not_listed.append(str(error))
+    if not_listed and not found:
+        raise ValueError(not_listed[0])
     if json:
         write_json({name: asdict(one) for name, one in found.items()})
         return
@@ -249,13 +249,13 @@ def _show_list(
     others = sum((Counter(one.others) for one in found.values()), Counter())
     others.pop(asked, None)  # of another configuration, so no option keeps them
     each = ", ".join(f"{made_with} ({count})" for made_with, count in others.most_common())
-    problems += [f"{name}: {one.problem}" for name, one in found.items() if one.problem]
     for line in (
         f"As asked: made with {asked} or {enough}; other rows would be trained anew.",
         *([f"To keep those, ask with the options they were made with: {each}."] if others else []),
         *(["Begun: points without rows that have a run folder."] * wide),
         "Hours: a rough estimate, with --precision tf32, fp16 or bf16, of all from the beginning.",
-        *problems,
+        *(f"Not listed: {error}" for error in not_listed),
+        *(f"{name}: {one.problem}" for name, one in found.items() if one.problem),
     ):
         console.print(line, soft_wrap=True, markup=False)
 

@@ -22,6 +22,8 @@ from hyla.tasks.sraven_text import read_instance
 
 PICTURES = ("svg", "png")
 
+PriorOption = Annotated[str | None, arg(metavar="{all,train,held-out}")]
+
 app = SubcommandApp()
 
 
@@ -66,7 +68,7 @@ def _prior(given: str | None) -> str | None:
 def sraven_show(
     task: SravenOptions,
     index: int = 0,
-    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
+    prior: PriorOption = None,
     unambiguous: bool = False,
     output: Annotated[Path | None, arg(metavar="FILE")] = None,
     json: bool = False,
@@ -133,7 +135,7 @@ def sraven_solve(
 def sraven_stats(
     task: SravenOptions,
     instances: int = 16_384,
-    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
+    prior: PriorOption = None,
     device: str = "cpu",
     json: bool = False,
 ) -> None:
@@ -147,7 +149,7 @@ def sraven_stats(
         json: Print JSON only.
     """
     split = library_split(task.split)
-    prior = split if prior is None else library_split(prior)
+    prior = _prior(prior) or split
     config, place = task.config, checked_device(device)
     with progress_bar("solving", instances) as advance:
         measured = statistics(
@@ -179,7 +181,7 @@ def sraven_export(
     format: Annotated[str | None, arg(metavar="{parquet,jsonl}")] = None,  # noqa: A002
     instances: int = 1000,
     start: int = 0,
-    prior: Annotated[str | None, arg(metavar="{all,train,held-out}")] = None,
+    prior: PriorOption = None,
     unambiguous: bool = False,
     overwrite: bool = False,
     json: bool = False,

@@ -66,7 +66,7 @@ def find_devices(name: str, precision: str) -> tuple[torch.device, ...]:
         given = f"{name!r}" if gpus else f"{name!r} (PyTorch sees no CUDA GPU)"
         raise bad_value("device", given, f"one of this machine: {here}")
     if precision == "tf32" and found[0].type != "cuda":
-        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, bf16, fp16, fp64")
+        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, bf16, fp64")
     return found
 
 
