@@ -31,11 +31,11 @@ PLAIN, CONTROL = "plain, fp32", "control: plain, fp32, half the learning rate"
 # Backend of attention (None: the fastest), precision, factor of the learning rate.
 WAYS: dict[str, tuple[str | None, str, float]] = {
     PLAIN: ("reference", "fp32", 1.0),
+    CONTROL: ("reference", "fp32", 0.5),
     "fused, fp32": (None, "fp32", 1.0),
     "fused, tf32": (None, "tf32", 1.0),
     "plain, bf16": ("reference", "bf16", 1.0),
     "fused, bf16": (None, "bf16", 1.0),
-    CONTROL: ("reference", "fp32", 0.5),
 }
 STEPS = {"fuzzy": 4000, "sraven": 12_000}
 LOGS = 40  # points of a curve
