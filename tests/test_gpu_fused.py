@@ -328,8 +328,8 @@ def test_nothing_waits_for_the_device() -> None:
     tensors = make(case, "cuda")
     gradient = torch.randn_like(tensors["q"])
     result(case, tensors, gradient, None)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         result(case, tensors, gradient, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")

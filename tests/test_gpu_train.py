@@ -77,8 +77,8 @@ def test_lower_precisions_are_near_fp32(precision: str, tolerance: float) -> Non
 
 def test_training_does_not_wait_for_the_device() -> None:
     population = trained(small_run("sraven"), 1, GPU)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(5):
             population.advance()
             population.take_log()

@@ -89,6 +89,10 @@ def test_of_the_deep_models_that_with_most_data_is_judged() -> None:
     assert judge(few).outcome == "not reproduced"
     assert "softmax, 10 M instances, last token to itself: 1.0" in judge(few).evidence
     assert judge([*most, *few]).outcome == "reproduced"
+    no_error = {"measures": {"F1": {"mean": 9.0, "standard_error": None}}}
+    one_seed = [row | no_error for row in most]
+    assert judge([*one_seed, *few]) == judge(few)
+    assert "40 M instances" in judge(one_seed).evidence
     unfinished = [row | {"mean": None} for row in most]
     assert judge([*unfinished, *few]) == judge(few)
     assert judge([]).outcome == "not measured"

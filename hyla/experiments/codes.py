@@ -87,9 +87,16 @@ def across_layers(what: str, models: Sequence[Axes], *, later: bool) -> Judge:
 
 
 def early_with_most_data(rows: Sequence[Row]) -> Verdict:
-    """Judges the deep model with most data among those that are there."""
-    there = [m for m in DEEP if any(_most(_layers(rows, "answers", {**m, **way})) for way in KEYS)]
-    return across_layers("answers", there[-1:] or DEEP[-1:], later=False)(rows)
+    """Judges the deep model with most data; one of a single seed only if there is no other."""
+    there: list[Axes] = []
+    with_errors: list[Axes] = []
+    for model in DEEP:
+        best = [_most(_layers(rows, "answers", {**model, **way})) for way in KEYS]
+        found = [row["measures"][F1] for row in best if row]
+        there += [model] if found else []
+        with_errors += [model] if any(one["standard_error"] is not None for one in found) else []
+    judged = with_errors or there or DEEP
+    return across_layers("answers", judged[-1:], later=False)(rows)
 
 
 def _most(rows: Sequence[Row]) -> Row | None:
