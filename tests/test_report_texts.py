@@ -252,9 +252,11 @@ def test_tables_of_measures_tell_rows_apart() -> None:
     rows = rows_of(experiment)
     ((drawn,),) = (draw(figure, rows, experiment.axes) for figure in experiment.figures)
     assert drawn.table is not None
-    assert drawn.table.head[:4] == ["attention", "heads", "depth", "told apart"]
-    places = [tuple(cells[:3]) for cells in drawn.table.body]
-    assert places == [(r["attention"], str(r["heads"]), str(r["depth"])) for r in rows]
+    axes = ("heads", "depth", "millions")
+    names = ["attention", "heads", "depth", "millions of instances", "told apart"]
+    assert drawn.table.head[:5] == names
+    places = [tuple(cells[:4]) for cells in drawn.table.body]
+    assert places == [(r["attention"], *(str(r[axis]) for axis in axes)) for r in rows]
     assert len(set(places)) == len(experiment.points())
     for cells, row in zip(drawn.table.body, rows, strict=True):
-        assert str(cells[3].text).startswith(f"{row['mean']:.1f}")
+        assert str(cells[4].text).startswith(f"{row['mean']:.1f}")

@@ -39,7 +39,7 @@ class Figure:
         (accuracy by rule over steps), "scatter" (maps of codes), "matrix" (similarity, mean codes,
         samples), "bars" (y over x as bars, with a control), "measures" (a table of all measures).
     x, y: for a table, the axes of its rows and columns; else an axis and a measure.
-    colour, facet: axes that tell lines and panels apart; of measures, facet is one more column.
+    colour, facet: axes that tell lines and panels apart; of measures, each is one more column.
     where: only the rows with these values.
     percent: whether the numbers of y are percent. log: whether x is drawn so.
     ceiling: draw the solver's ceiling of SRAVEN, where a row has one.

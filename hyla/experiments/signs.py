@@ -29,13 +29,13 @@ TOLD_APART = "told apart"
 
 
 def points() -> list[Point]:
-    """Models of table 1, the deepest with least data, and two with another number of heads."""
+    """Models of table 1, the deepest with least and most data, two with other numbers of heads."""
     table = [
         _point(attention, sraven_run(SRAVEN_GRID, attention=attention)) for attention in ATTENTIONS
     ]
-    deepest = _point("softmax", depth_run("softmax", 10 * MILLION, 16))
+    deepest = [_point("softmax", depth_run("softmax", n * MILLION, 16)) for n in (10, 40)]
     other_heads = [_point(one, heads_run(one, n)) for one, n in (("softmax", 4), ("hyla", 32))]
-    return [*table, deepest, *other_heads]
+    return [*table, *deepest, *other_heads]
 
 
 def _point(attention: str, config: RunConfig) -> Point:
@@ -108,6 +108,7 @@ SIGNS = Experiment(
             x="attention",
             y="heads",
             facet="depth",
+            colour="millions",
             caption="Told apart: of the answers that one of the two rules gives, where these "
             "differ, the percent that are right, 50 by chance. Solved: all features of an "
             "instance; but for signs: if those with the other sign counted too. Kept: answers that "
@@ -115,7 +116,7 @@ SIGNS = Experiment(
             "instances than other tables, whose numbers differ a little for that.",
         ),
     ),
-    smoke={"heads": (16, 32)},  # there 16 heads become 4, so 4 is the same run
-    note="The models of table 1 whose codes are looked at, those of 16 layers with 10 million "
-    "instances, and two with 4 and 32 heads.",
+    smoke={"heads": (16, 32), "millions": (10, 20)},  # 4 heads and 40 million are the same runs
+    note="The models of table 1 whose codes are looked at, those of 16 layers with 10 and 40 "
+    "million instances, and two with 4 and 32 heads.",
 )

@@ -216,7 +216,7 @@ def trainings(row: Row) -> list[tuple[float, str]]:
 def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
     """All measures of each row, after the values of its axes."""
     drawn = Drawn(figure.title)
-    first = [name for name in (figure.x, figure.y, figure.facet) if name]
+    first = [name for name in (figure.x, figure.y, figure.facet, figure.colour) if name]
 
     def check(row: Row) -> None:
         need(row, *first)
