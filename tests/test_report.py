@@ -193,6 +193,21 @@ def test_rows_of_one_seed_are_told_and_have_no_bar(tmp_path: Path) -> None:
     assert tmp_path / "pictures" / "heads.png" in pictures
 
 
+@pytest.mark.usefixtures("small_library")
+def test_a_point_with_many_rows_is_told_once_where_it_is_unlike_the_others(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["codes-depth"]
+    rows = [
+        row | ({"seeds": 1, "precision": "fp16"} if row["millions"] == 40 else {})
+        for row in rows_of(experiment)
+    ]
+    assert sum(row["millions"] == 40 for row in rows) > 10
+    results = tmp_path / "results"
+    write_rows(results / "codes-depth.json", experiment, rows)
+    page = render(results, tmp_path / "runs")
+    (listed,) = re.findall("Made unlike the others:</p><ul>(.*?)</ul>", page)
+    assert listed == "<li>softmax, millions of instances 40, fp16, seeds: 1</li>"
+
+
 def in_one_seed(values: dict[str, Any]) -> dict[str, Any]:
     """Means over seeds as those of the first alone."""
     if not {"mean", "standard_error", "per_seed"} <= {*values}:

@@ -98,17 +98,19 @@ def _how(found: Found) -> str:
 
 
 def _unusual(found: Found) -> str:
-    """Which rows were asked for with fewer seeds or another precision than most."""
+    """Which points were asked for with fewer seeds or another precision than most."""
+    axes = [name for point in found.experiment.points()[:1] for name in point.axes]
     asked = [(str(row.get("seeds", "")), str(row.get("precision", ""))) for row in found.rows]
     usual = Counter(asked).most_common(1)
     others = []
     for row, how in zip(found.rows, asked, strict=True):
         seeds, precision = how
         if precision and how != usual[0][0]:
-            told = [places(found.experiment.axes, row), precision]
+            told = [places(axes, row), precision]
             told += [f"seeds: {seeds}"] if seeds else []
             others.append(f"<li>{escape(', '.join(told))}</li>")
-    return f"<p>Made unlike the others:</p><ul>{''.join(others)}</ul>" if others else ""
+    listed = "".join(dict.fromkeys(others))  # a point with many rows is one
+    return f"<p>Made unlike the others:</p><ul>{listed}</ul>" if listed else ""
 
 
 def _figures(found: Found, plots: Plots) -> list[str]:
