@@ -215,6 +215,13 @@ def test_what_is_wrong_is_told_in_one_line(
     assert not list(hyla.folder.iterdir())
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from hyla import __version__, cli
+
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"hyla {__version__}\n"
+
+
 def test_unknown_options_and_commands_show_what_there_is(hyla: Hyla) -> None:
     assert "--index" in hyla.refused("sraven show --indx 3")
     assert "show" in hyla.refused("sraven shw")

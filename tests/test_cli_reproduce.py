@@ -163,10 +163,14 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
     # Again: as it was made, whatever is asked for; and nothing is trained.
     again = [*command.split(), "--runs", str(hyla.folder), "--again"]
     capsys.readouterr()
-    cli.main([word.replace("heads=1", "heads=4") for word in again])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([word.replace("heads=1", "heads=4") for word in again])
+    assert stopped.value.code == 2
     found = capsys.readouterr()
     assert "heads 4 has no row to make anew" in found.err
-    assert json.loads(found.out) == {"heads": []}
+    assert "again: expected rows of these points, with runs in --runs or kept models" in found.err
+    assert f"got none in {file}." in found.err
+    assert found.out == ""
     cli.main(again)
     assert [row["precision"] for row in read_rows(file)] == ["bf16"]
     for run in (hyla.folder / "smoke").glob("sraven-*"):

@@ -91,7 +91,14 @@ def test_of_the_deep_models_that_with_most_data_is_judged() -> None:
     assert judge([*most, *few]).outcome == "reproduced"
     no_error = {"measures": {"F1": {"mean": 9.0, "standard_error": None}}}
     one_seed = [row | no_error for row in most]
-    assert judge([*one_seed, *few]) == judge(few)
+    both = judge([*one_seed, *few])
+    assert both.outcome == judge(few).outcome
+    assert both.summary == judge(few).summary + "; also 2 with a single seed, not judged"
+    assert both.comparisons == judge(few).comparisons + judge(one_seed).comparisons
+    assert judge(one_seed).outcome == "open"
+    between = [row | {"millions": 20} for row in one_seed]
+    assert judge(between).outcome == "open"
+    assert len(judge([*between, *one_seed, *few]).comparisons) == 6
     assert "40 M instances" in judge(one_seed).evidence
     unfinished = [row | {"mean": None} for row in most]
     assert judge([*unfinished, *few]) == judge(few)

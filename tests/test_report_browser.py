@@ -1,5 +1,6 @@
 """The page in a real browser: drawn, quiet, safe, on a phone, in the dark and on paper."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_report_rows import HOSTILE, hostile, write_results
+from test_report_rows import HOSTILE, hostile, rows_of, write_results
 
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.results import write_rows
 from hyla.report import load, write
 from hyla.report.figures import draw
 
@@ -24,6 +27,11 @@ COLOURS = """() => {
     return [getComputedStyle(plot.querySelector("svg.main-svg")).backgroundColor,
             getComputedStyle(document.body).backgroundColor];
 }"""
+ERROR_BARS = """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => {
+    const errors = plot.data.flatMap((trace) => trace.error_y ? [...trace.error_y.array] : []);
+    const shown = plot.querySelectorAll("path.yerror").length;
+    return [errors.length, shown, errors.filter(Number.isFinite).length];
+})"""
 ALL_DRAWN = """() => {
     const plots = [...document.querySelectorAll(".plot")];
     return plots.length > 0 && plots.every((p) => p.querySelector("svg.main-svg") && p.data);
@@ -116,6 +124,22 @@ def test_every_figure_is_drawn_also_on_paper(browser: Any, pages: SimpleNamespac
         assert page.locator("h2, h3, h4").evaluate_all(stays)  # with what it is the title of
         page.set_viewport_size({"width": 718, "height": 1000})  # A4 with margins
         assert page.evaluate("document.documentElement.scrollWidth") <= 718
+
+
+def test_what_has_no_error_has_no_bar_of_one(browser: Any, tmp_path: Path) -> None:
+    def alone(row: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(row), object_hook=lambda x: x | {"standard_error": None})
+
+    experiment = EXPERIMENTS["codes-depth"]
+    rows = [alone(row) if row["millions"] == 40 else row for row in rows_of(experiment)]
+    write_rows(tmp_path / "results" / "codes-depth.json", experiment, rows)
+    write(tmp_path / "page.html", tmp_path / "results", tmp_path / "runs")
+    with Visit(browser, tmp_path / "page.html") as visit:
+        visit.draw_all()
+        found = visit.page.evaluate(ERROR_BARS)
+    assert {shown == known for _, shown, known in found} == {True}
+    assert sum(shown for _, shown, _ in found) > 0
+    assert any(known < values for values, _, known in found)
 
 
 def test_hovers_legends_dark_mode_and_phones(browser: Any, pages: SimpleNamespace) -> None:

@@ -10,6 +10,7 @@ from types import FrameType
 
 from tyro.extras import SubcommandApp
 
+import hyla
 from hyla.cli import analyse, fuzzy, report, reproduce, runs, sraven, train
 from hyla.cli.parse import as_typed, parse
 from hyla.cli.shared import command
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
+    if [*arguments] == ["--version"]:
+        sys.stdout.write(f"hyla {hyla.__version__}\n")
+        return
     try:
         with _ended_like_interrupted():
             parse(app, arguments)()

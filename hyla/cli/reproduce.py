@@ -82,7 +82,8 @@ def reproduce(
         device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
         runs: Folder of the run folders.
         results: Folder of the results at the paper's scale; the others lie with the runs.
-        again: Make rows that are there anew from their runs, as after a change of the analysis.
+        again: Make rows that are there anew from their runs or from kept models, without training,
+            as after a change of the analysis.
         list: Show all experiments with their state and cost; run nothing.
         json: Print JSON only.
     """
@@ -117,8 +118,12 @@ def reproduce(
             break
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted: the same command goes on") from None
-        if not json:
+        if not json and (made[experiment.name] or not again):
             _print_rows(experiment, made[experiment.name], options)
+    if again and not any(made.values()):
+        expected = "rows of these points, with runs in --runs or kept models in models beside them"
+        files = " or ".join(str(_file(*one)) for one in work)
+        raise bad_value("again", f"none in {files}", f"{expected} (--results names another)")
     if json:
         write_json(made)
 
@@ -260,6 +265,10 @@ def _show_list(
         console.print(line, soft_wrap=True, markup=False)
 
 
+def _file(experiment: Experiment, options: Options) -> Path:
+    return results_file(experiment.name, options.scale, options.results, options.runs)
+
+
 def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> None:
     console = output()
     table = Table(title=f"{experiment.title} ({experiment.where}), percent", title_justify="left")
@@ -282,5 +291,4 @@ def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> No
     console.print(table)
     if any(map(chosen_setting, rows)):
         console.print(f"Setting: {ONE_SETTING}", soft_wrap=True)
-    file = results_file(experiment.name, options.scale, options.results, options.runs)
-    console.print(f"Rows: {file}", soft_wrap=True, markup=False)
+    console.print(f"Rows: {_file(experiment, options)}", soft_wrap=True, markup=False)

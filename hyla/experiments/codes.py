@@ -87,16 +87,25 @@ def across_layers(what: str, models: Sequence[Axes], *, later: bool) -> Judge:
 
 
 def early_with_most_data(rows: Sequence[Row]) -> Verdict:
-    """Judges the deep model with most data; one of a single seed only if there is no other."""
-    there: list[Axes] = []
-    with_errors: list[Axes] = []
+    """Judges the deep model with most data; those of a single seed, which have no error, are told.
+
+    If there are only such, all of them, and none can be judged.
+    """
+    several: list[Axes] = []
+    single: list[Axes] = []
     for model in DEEP:
         best = [_most(_layers(rows, "answers", {**model, **way})) for way in KEYS]
-        found = [row["measures"][F1] for row in best if row]
-        there += [model] if found else []
-        with_errors += [model] if any(one["standard_error"] is not None for one in found) else []
-    judged = with_errors or there or DEEP
-    return across_layers("answers", judged[-1:], later=False)(rows)
+        found = [row["measures"][F1]["standard_error"] for row in best if row]
+        if found:
+            (single if all(error is None for error in found) else several).append(model)
+    told = across_layers("answers", single or DEEP[-1:], later=False)(rows)
+    if not several:
+        return told
+    judged = across_layers("answers", several[-1:], later=False)(rows)
+    if not single:
+        return judged
+    summary = f"{judged.summary}; also {len(told.comparisons)} with a single seed, not judged"
+    return replace(judged, summary=summary, comparisons=judged.comparisons + told.comparisons)
 
 
 def _most(rows: Sequence[Row]) -> Row | None:

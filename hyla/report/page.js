@@ -18,6 +18,12 @@
     return Object.fromEntries(Object.entries(thing).map(([k, v]) => [k, k === "color" || typeof v === "object" ? inked(v, ink) : v]));
   }
 
+  // Plotly draws an error that is null as one of 0: a cap, where nothing is known.
+  function certain(trace) {
+    const bars = trace.error_y;
+    return bars ? { ...trace, error_y: { ...bars, array: bars.array.map((error) => error ?? NaN) } } : trace;
+  }
+
   function themed(spec, width) {
     const c = colours();
     const layout = {
@@ -39,7 +45,7 @@
   function draw(div) {
     const spec = specs[div.id];
     const hidden = hiddenKeys(div);
-    const data = inked(spec.data, colours().ink).map((trace) => ({ ...trace, hoverinfo: "none", visible: !hidden.has(trace.legendgroup) }));
+    const data = inked(spec.data, colours().ink).map((trace) => ({ ...certain(trace), hoverinfo: "none", visible: !hidden.has(trace.legendgroup) }));
     // On A4 and Letter; the screen's width is still in force when plots are drawn for paper.
     const width = printing ? (div.parentElement.classList.contains("wide") ? 680 : 335) : undefined;
     const first = !drawn.has(div);
