@@ -18,7 +18,7 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Row
 from hyla.experiments.declare import SEEDS
-from hyla.experiments.results import RESULTS, RUNS, results_file
+from hyla.experiments.results import RESULTS, RUNS
 from hyla.experiments.reuse import chosen_setting
 from hyla.experiments.runner import (
     Options,
@@ -122,7 +122,7 @@ def reproduce(
             _print_rows(experiment, made[experiment.name], options)
     if again and not any(made.values()):
         expected = "rows of these points, with runs in --runs or kept models in models beside them"
-        files = " or ".join(str(_file(*one)) for one in work)
+        files = " or ".join(str(options.file(one.name)) for one, options in work)
         raise bad_value("again", f"none in {files}", f"{expected} (--results names another)")
     if json:
         write_json(made)
@@ -265,10 +265,6 @@ def _show_list(
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _file(experiment: Experiment, options: Options) -> Path:
-    return results_file(experiment.name, options.scale, options.results, options.runs)
-
-
 def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> None:
     console = output()
     table = Table(title=f"{experiment.title} ({experiment.where}), percent", title_justify="left")
@@ -291,4 +287,4 @@ def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> No
     console.print(table)
     if any(map(chosen_setting, rows)):
         console.print(f"Setting: {ONE_SETTING}", soft_wrap=True)
-    console.print(f"Rows: {_file(experiment, options)}", soft_wrap=True, markup=False)
+    console.print(f"Rows: {options.file(experiment.name)}", soft_wrap=True, markup=False)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -93,6 +92,10 @@ class Options:
             if (count := getattr(self, name)) is not None and count < 1:
                 raise bad_value(name, count, "a whole number of at least 1")
 
+    def file(self, name: str) -> Path:
+        """The one with the rows of an experiment."""
+        return results_file(name, self.scale, self.results, self.runs)
+
     def command(self, experiment: Experiment, only: Iterable[tuple[str, Any]] = ()) -> str:
         """The command that makes the results of an experiment, or those with values of axes."""
         words = [f"hyla reproduce {experiment.name}", f"--scale {self.scale}"]
@@ -144,10 +147,6 @@ def require(experiment: Experiment) -> None:
         import_module(package)
 
 
-def _file(name: str, options: Options) -> Path:
-    return results_file(name, options.scale, options.results, options.runs)
-
-
 def rows_there(
     experiment: Experiment, point: Point, rows: Sequence[Row], options: Options
 ) -> list[Row]:
@@ -158,7 +157,7 @@ def rows_there(
     own = made_before(point, rows, options.search)
     if own and TAKEN not in own[0]:
         return own
-    taken = made_elsewhere(experiment, point, options.search, partial(_file, options=options))
+    taken = made_elsewhere(experiment, point, options.search, options.file)
     if own and any(map(is_given, taken)) and not is_given(own[0]):
         return own  # a search is worth more than one setting
     return taken or own
@@ -166,13 +165,13 @@ def rows_there(
 
 def points_left(experiment: Experiment, options: Options) -> list[Point]:
     """The points that are asked for and have no rows yet."""
-    rows, points = read_rows(_file(experiment.name, options)), chosen_points(experiment, options)
+    rows, points = read_rows(options.file(experiment.name)), chosen_points(experiment, options)
     return [p for p in points if not rows_there(experiment, p, rows, options)]
 
 
 def rows_so_far(experiment: Experiment, options: Options) -> list[Row]:
     """The rows that are there of the points that are asked for."""
-    rows, points = read_rows(_file(experiment.name, options)), chosen_points(experiment, options)
+    rows, points = read_rows(options.file(experiment.name)), chosen_points(experiment, options)
     return [row for p in points for row in rows_there(experiment, p, rows, options)]
 
 
@@ -197,7 +196,7 @@ def run_experiment(
     """Trains what is not there, point by point, and writes the rows of each at once."""
     require(experiment)
     points = chosen_points(experiment, replace(options, seeds=None))
-    file = _file(experiment.name, options)
+    file = options.file(experiment.name)
     there = read_rows(file)  # what is wrong with it is told before anything is trained
     rows: list[Row] = []
     for number, whole in enumerate(points, start=1):

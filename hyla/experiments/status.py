@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hyla.experiments.declare import Experiment
-from hyla.experiments.results import is_at, read_rows, results_file
+from hyla.experiments.results import is_at, read_rows
 from hyla.experiments.reuse import has_more_seeds, made_before
 from hyla.experiments.runner import Options, chosen_points, h200_seconds, made_with
 from hyla.experiments.search import models, populations
@@ -35,7 +35,7 @@ class Status:
 def status(experiment: Experiment, options: Options) -> Status:
     """How far an experiment has come, without opening a checkpoint."""
     points = chosen_points(experiment, options)
-    file = results_file(experiment.name, options.scale, options.results, options.runs)
+    file = options.file(experiment.name)
     problem, rows = "", []
     try:
         rows = read_rows(file)
