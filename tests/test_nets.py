@@ -1,0 +1,85 @@
+"""Numbers that a change of structure must not change; deleted when the restructuring is done."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyla.attention.variants import KINDS
+from hyla.model import fuzzy_logic_model, sraven_model
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
+from hyla.tasks.sraven import Sraven, SravenConfig
+from hyla.train import Member, RunConfig, train
+
+NETS = json.loads((Path(__file__).parent / "nets.json").read_text())
+SPLITS = {"sraven": ("train", "held_out", "all"), "fuzzy_logic": ("train", "held_out", "unknown")}
+
+
+def digest(task: Sraven | FuzzyLogic, split: str, first: int) -> str:
+    batch = task.batch(split, range(first - 2 if first else 0, first + 5))
+    parts = hashlib.sha256()
+    for name, value in sorted(vars(batch).items()):
+        if isinstance(value, torch.Tensor):
+            parts.update(f"{name}{value.dtype}{list(value.shape)}".encode())
+            parts.update(value.contiguous().numpy().tobytes())
+    return parts.hexdigest()
+
+
+def batches() -> dict[str, str]:
+    tasks = {
+        "sraven": Sraven(SravenConfig(), 3),
+        "fuzzy_logic": FuzzyLogic(FuzzyLogicConfig(), 3),
+    }
+    return {
+        f"{name} {split} {first}": digest(task, split, first)
+        for name, task in tasks.items()
+        for split in SPLITS[name]
+        for first in (0, 2**40, 2**41)
+    }
+
+
+def config(task: str, kind: str, feed_forward: str) -> RunConfig:
+    model = sraven_model(kind, layers=2) if task == "sraven" else fuzzy_logic_model(kind)
+    return RunConfig(
+        SravenConfig() if task == "sraven" else FuzzyLogicConfig(),
+        replace(model, width=32, hidden_size=48, feed_forward=feed_forward),
+        (Member(seed=5, learning_rate=3e-3, warmup=2),), 5, batch=16, log_every=5,
+        evaluation_instances=64, splits=("train", "held_out", "validation"),
+    )  # fmt: skip
+
+
+def trained(folder: Path, task: str, kind: str, feed_forward: str) -> dict[str, float]:
+    summary = train(config(task, kind, feed_forward), folder, device="cpu", compiled=False)
+    member = summary["members"][0]
+    measures = {
+        f"{split} {name}": value
+        for split, values in member["evaluation"].items()
+        for name, value in values.items()
+        if isinstance(value, float)
+    }
+    return {"loss": member["loss"]} | measures
+
+
+CASES = [
+    (t, k, f) for t in SPLITS for k in KINDS for f in ("mlp", "moe") if f == "mlp" or k == "hyla"
+]
+
+
+def test_batches() -> None:
+    assert batches() == NETS["batches"]
+
+
+@pytest.mark.parametrize(("task", "kind", "feed_forward"), CASES)
+def test_five_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, kind: str, feed_forward: str
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = trained(tmp_path / "run", task, kind, feed_forward)
+    finally:
+        torch.set_num_threads(threads)
+    assert found == pytest.approx(NETS["five steps"][f"{task} {kind} {feed_forward}"], abs=1e-4)
