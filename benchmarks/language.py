@@ -108,15 +108,16 @@ def milliseconds(model: Transformer, loss: Loss, words: Tensor, steps: int) -> t
 def tiny(config: ModelConfig) -> ModelConfig:
     """As small as a test on a CPU wants it."""
     sizes = {"layers": 2, "width": 32, "heads": 4, "head_size": 8, "hidden_size": 64}
-    return replace(config, **sizes, input_size=101, output_size=101, max_tokens=17)
+    return replace(config, **sizes, input_size=101, output_size=101)
 
 
 def main() -> None:
     """Checks, measures, prints a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--attention", nargs="+", default=["softmax", "hyla"])
+    parser.add_argument("--kind", nargs="+", default=["softmax", "hyla"])
     parser.add_argument("--batch", type=int, default=16, help="sequences a step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=20, help="that are timed")
     parser.add_argument("--mode", default="compiled", choices=["compiled", "eager"])
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for a CPU")
@@ -124,33 +125,33 @@ def main() -> None:
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"argument --device: {options.device}, but PyTorch finds no CUDA device")
-    if min(options.batch, options.steps) < 1:
-        parser.error("arguments --batch and --steps: expected at least 1")
+    if min(options.batch, options.tokens, options.steps) < 1:
+        parser.error("arguments --batch, --tokens and --steps: expected at least 1")
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("highest")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     first: float | None = None
-    for attention in options.attention:
+    for kind in options.kind:
         torch.compiler.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        config = language_model(attention)
+        config = language_model(kind)
         if options.tiny:
             config = tiny(config)
         model, loss = make(config, device, options.mode == "compiled")
         generator = torch.Generator().manual_seed(0)
-        shape = (options.batch, config.max_tokens + 1)
+        shape = (options.batch, options.tokens + 1)
         words = torch.randint(config.input_size, shape, generator=generator).to(device)
         errors = check(model, loss, words)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         step, last = milliseconds(model, loss, words, options.steps)
-        rate = options.batch * config.max_tokens / step * 1e3
+        rate = options.batch * options.tokens / step * 1e3
         first = rate if first is None else first
         result = {
-            "attention": attention, "mode": options.mode, "batch": options.batch,
-            "tokens": config.max_tokens,
+            "kind": kind, "mode": options.mode, "batch": options.batch,
+            "tokens": options.tokens,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "milliseconds_a_step": round(step, 3), "tokens_per_second": round(rate),
             "of_the_first": round(rate / first, 3),
@@ -168,7 +169,7 @@ def write(result: dict[str, object], as_json: bool) -> None:
     line = json.dumps(result)
     if not as_json:
         line = (
-            "{attention:10}{parameters:12,} parameters, batch {batch}, {mode}:"
+            "{kind:10}{parameters:12,} parameters, batch {batch}, {mode}:"
             "{milliseconds_a_step:9.2f} ms a step,{tokens_per_second:10,} tokens/s "
             "({of_the_first:.2f} of the first); loss off by {loss_error:.0e}, gradients by "
             "{gradient_error:.0e}".format(**result)

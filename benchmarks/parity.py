@@ -47,9 +47,9 @@ def config_of(task: str, attention: str, seeds: int, steps: int, factor: float) 
     """A short training of the paper's model, at a learning rate of its grid."""
     if task == "fuzzy":
         members = grid(range(seeds), [3e-3 * factor], [0.1], [min(100, steps // 4)])
-        return fuzzy_logic_run(members, attention=attention, steps=steps)
+        return fuzzy_logic_run(members, kind=attention, steps=steps)
     members = grid(range(seeds), [3e-4 * factor], [0.1], [min(500, steps // 4)])
-    return sraven_run(members, attention=attention, instances=steps * 128)
+    return sraven_run(members, kind=attention, instances=steps * 128)
 
 
 def train(config: RunConfig, backend: str | None, device: torch.device) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def main() -> int:
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--task", nargs="+", default=list(STEPS), choices=list(STEPS))
-    parser.add_argument("--attention", nargs="+", default=["softmax", "hyla"])
+    parser.add_argument("--kind", nargs="+", default=["softmax", "hyla"])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--steps", type=int, help="of the whole schedule")
     parser.add_argument("--output", type=Path, help="a file for the rows, which are added to it")
     options = parser.parse_args()
-    for name in options.attention:
+    for name in options.kind:
         if name not in KINDS:
             parser.error(f"attention: expected one of {', '.join(KINDS)}, got {name}")
     if options.seeds < 2:
@@ -123,7 +123,7 @@ def main() -> int:
     wrong = False
     for task in options.task:
         steps = options.steps or STEPS[task]
-        for attention in options.attention:
+        for attention in options.kind:
             plain: dict[str, Any] = {}
             for way, (backend, precision, factor) in WAYS.items():
                 config = config_of(task, attention, options.seeds, steps, factor)
@@ -136,7 +136,7 @@ def main() -> int:
                 passed = same(found)
                 wrong |= passed == (way == CONTROL)
                 row = {
-                    "task": task, "attention": attention, "way": way, "same": passed,
+                    "task": task, "kind": attention, "way": way, "same": passed,
                     "steps": steps, "differences": found, **result,
                     "device": name, "torch": torch.__version__,
                     "seeds": options.seeds,

@@ -17,11 +17,11 @@ from hyla.train.population import Population
 def main() -> None:
     """Prints a line for each kind and precision, after 1 and 10 steps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attention", nargs="+", default=["softmax", "linear", "hyla"])
+    parser.add_argument("--kind", nargs="+", default=["softmax", "linear", "hyla"])
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    for attention in options.attention:
-        config = sraven_run(grid(range(2), [1e-3], [0.1], [10]), attention=attention)
+    for attention in options.kind:
+        config = sraven_run(grid(range(2), [1e-3], [0.1], [10]), kind=attention)
         exact, *others = (
             Population(
                 replace(config, precision=precision), range(2), torch.device(options.device),

@@ -30,7 +30,7 @@ def reduced(members: tuple[Member, ...], attention: str) -> RunConfig:
     task = SravenConfig(features=2)
     model = ModelConfig(
         input_size=task.values, output_size=task.values, layers=3, width=64, heads=8, head_size=4,
-        hidden_size=256, attention=attention, max_tokens=task.tokens,
+        hidden_size=256, kind=attention, buckets=task.tokens,
     )  # fmt: skip
     return RunConfig(task, model, members, 6000, batch=64, interim_instances=1024)
 
@@ -53,7 +53,7 @@ def copies_of(config: RunConfig, copies: int, device: torch.device) -> Populatio
 def main() -> None:
     """Prints a line every so many steps, and keeps all of them in a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attention", default="hyla", choices=list(KINDS))
+    parser.add_argument("--kind", default="hyla", choices=list(KINDS))
     parser.add_argument("--reduced", action="store_true", help=reduced.__doc__)
     parser.add_argument("--heads", type=int, help="so many, of the same size together")
     parser.add_argument("--copies", type=int, default=4)
@@ -76,7 +76,7 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if name != "output"}
     warmup = 200 if options.reduced else 1000
     members = grid([options.seed], [options.learning_rate], [options.weight_decay], [warmup])
-    config = (reduced if options.reduced else sraven_run)(members, attention=options.attention)
+    config = (reduced if options.reduced else sraven_run)(members, kind=options.kind)
     if options.heads is not None:
         try:
             config = replace(config, model=config.model.with_heads(options.heads))
@@ -84,7 +84,7 @@ def main() -> None:
             parser.error(f"--{error}")
     population = copies_of(config, options.copies, torch.device(options.device))
     instances = config.interim_instances
-    sys.stdout.write(f"{options.attention}: {options.copies} copies on {options.device}\n")
+    sys.stdout.write(f"{options.kind}: {options.copies} copies on {options.device}\n")
     curves: dict[str, list[Any]] = {"step": [], "loss": [], "held_out": []}
     for step in range(options.every, options.steps + 1, options.every):
         for _ in range(options.every):

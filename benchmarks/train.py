@@ -116,7 +116,7 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     kinds = ["softmax", "linear", "hyla"]
-    parser.add_argument("--attention", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
+    parser.add_argument("--kind", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
     parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
     parser.add_argument("--layers", type=int, default=4)
@@ -147,12 +147,12 @@ def main() -> None:
         about = f"{options.layers} layers, width {128 * options.width_factor}"
         sys.stdout.write(f"SRAVEN, {about}, batch 128, {name}, PyTorch {torch.__version__}\n")
     for attention, precision, members, mode in itertools.product(
-        options.attention, options.precision, options.members, options.mode
+        options.kind, options.precision, options.members, options.mode
     ):
         torch.compiler.reset()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), attention=attention, **size)
+        config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), kind=attention, **size)
         model = replace(config.model, feed_forward=options.feed_forward)
         model = model.with_heads(options.heads * options.width_factor)
         config = replace(config, model=model, precision=precision)
@@ -161,7 +161,7 @@ def main() -> None:
         errors = check(config, population, gradients)
         step = milliseconds(population, options.repeats)
         result = {
-            "attention": attention, "feed_forward": options.feed_forward, "heads": model.heads,
+            "kind": attention, "feed_forward": options.feed_forward, "heads": model.heads,
             **size, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),
@@ -182,7 +182,7 @@ def write(result: dict[str, object], as_json: bool) -> None:
         sys.stdout.flush()
         return
     sys.stdout.write(
-        "{attention:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, {mode:9}"
+        "{kind:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, {mode:9}"
         "{milliseconds_a_step:8.2f} ms a step,{instances_per_second:9,} instances/s; "
         "loss off by {loss_error:.0e}, gradients by {gradient_error:.0e}\n".format(**result)
     )

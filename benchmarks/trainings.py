@@ -123,7 +123,7 @@ def entry(
     held_out = [r for r in records if r.get("split") == "held_out"]
     found = {
         "task": FUZZY if fuzzy else SRAVEN,
-        "row": title(config.model.attention, config.model.feed_forward),
+        "row": title(config.model.kind, config.model.feed_forward),
         **axes(config),
         "precision": config.precision,
         "seed": member.seed,

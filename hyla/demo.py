@@ -58,7 +58,7 @@ class Lines(Watcher):
 def work(attention: str) -> None:
     """Trains a kind, unless it is, and looks at its codes."""
     torch.set_num_threads(1)  # as fast for tensors this small; others are trained beside them
-    options = Options(scale="demo", only={"attention": (attention,)}, device="cpu")
+    options = Options(scale="demo", only={"kind": (attention,)}, device="cpu")
     run_experiment(EXPERIMENTS["demo"], options, partial(Lines, attention))
     print(f"  {attention}: trained; its latent codes", flush=True)
     run_experiment(EXPERIMENTS["demo-codes"], options)
@@ -86,7 +86,7 @@ def show() -> None:
     last = EXPERIMENTS["demo"].points()[0].config.model.layers - 1  # type: ignore[union-attr]
     place = {"what": "decoding", "fixed": "context", "layer": last, "label": "all"}
     for attention in ATTENTIONS:
-        row, decoded = find(rows, attention=attention), find(codes, attention=attention, **place)
+        row, decoded = find(rows, kind=attention), find(codes, kind=attention, **place)
         assert row is not None
         assert decoded is not None
         cells = [shown(row, HELD_OUT), shown(row, IN_DISTRIBUTION)]

@@ -24,14 +24,14 @@ class ModelConfig(Config):
     """A transformer. The functions below give the paper's three.
 
     inputs: `continuous` tokens of `input_size` numbers, or a `vocabulary` of `input_size` words.
-    positions: `t5` (`max_tokens` buckets, up to the distance `max_tokens`), `rotary` or `none`.
+    positions: `t5` (`buckets` of distances up to `buckets`), `rotary` or `none`.
     feed_forward: `mlp`, or `moe` with `experts` of which each token takes `top_k`; the paper does
         not say how many it used.
     tied: the output layer is the transposed embedding of the vocabulary, without bias.
 
-    >>> ModelConfig(input_size=5, output_size=1, attention="hila")
+    >>> ModelConfig(input_size=5, output_size=1, kind="hila")
     Traceback (most recent call last):
-    ValueError: attention: unknown name 'hila'. Did you mean 'hyla'...
+    ValueError: kind: unknown name 'hila'. Did you mean 'hyla'...
     """
 
     input_size: int
@@ -41,11 +41,11 @@ class ModelConfig(Config):
     width: int = 128
     heads: int = 16
     head_size: int = 4
-    attention: str = "hyla"
+    kind: str = "hyla"
     activation: str = "relu"
     causal: bool = False
     positions: str = "t5"
-    max_tokens: int = 36
+    buckets: int = 36
     feed_forward: str = "mlp"
     hidden_size: int = 256
     experts: int = 4
@@ -56,9 +56,9 @@ class ModelConfig(Config):
         self._check_types()
         self._check_at_least(1, "input_size", "output_size", "layers", "width", "heads")
         self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
-        self._check_at_least(2, "max_tokens")
+        self._check_at_least(2, "buckets")
         self._check_choice("inputs", INPUTS)
-        self._check_choice("attention", KINDS)
+        self._check_choice("kind", KINDS)
         self._check_choice("activation", ACTIVATIONS)
         self._check_choice("positions", POSITIONS)
         self._check_choice("feed_forward", FEED_FORWARDS)
@@ -78,7 +78,7 @@ class ModelConfig(Config):
         return replace(self, heads=heads, head_size=size // heads)
 
 
-def fuzzy_logic_model(attention: str = "hyla", examples: int = 32) -> ModelConfig:
+def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
     """The paper's model for fuzzy logic with 4 variables and this many examples in context."""
     return ModelConfig(
         input_size=5,
@@ -86,13 +86,13 @@ def fuzzy_logic_model(attention: str = "hyla", examples: int = 32) -> ModelConfi
         layers=2,
         heads=8,
         head_size=2,
-        attention=attention,
-        max_tokens=examples,
+        kind=kind,
+        buckets=examples,
     )
 
 
 def sraven_model(
-    attention: str = "hyla",
+    kind: str = "hyla",
     *,
     layers: int = 4,
     width_factor: int = 1,
@@ -113,12 +113,12 @@ def sraven_model(
         heads=16 * width_factor if more_heads else 16,
         head_size=4 if more_heads else 4 * width_factor,
         hidden_size=256 * width_factor,
-        attention=attention,
-        max_tokens=9 * features,
+        kind=kind,
+        buckets=9 * features,
     )
 
 
-def language_model(attention: str = "hyla", words: int = 32_000) -> ModelConfig:
+def language_model(kind: str = "hyla", words: int = 32_000) -> ModelConfig:
     """The paper's language model: 6 causal layers of width 512 with rotary positions."""
     return ModelConfig(
         input_size=words,
@@ -129,10 +129,9 @@ def language_model(attention: str = "hyla", words: int = 32_000) -> ModelConfig:
         heads=8,
         head_size=64,
         hidden_size=2048,
-        attention=attention,
+        kind=kind,
         causal=True,
         positions="rotary",
-        max_tokens=1024,
         tied=True,
     )
 
@@ -197,11 +196,11 @@ class Block(nn.Module):
             config.width,
             config.heads,
             head_size=config.head_size,
-            kind=config.attention,
+            kind=config.kind,
             activation=config.activation,
             causal=config.causal,
             positions=config.positions,
-            buckets=config.max_tokens,
+            buckets=config.buckets,
         )
         self.feed_forward_norm = LayerNorm(config.width)
         self.feed_forward: FeedForward | MixtureOfExperts
@@ -310,12 +309,11 @@ class Transformer(nn.Module):
                 x_BTD = block(x_BTD, lengths=lengths)
         return codes
 
-    def new_cache(self, max_tokens: int | None = None) -> list[KeyValueCache]:
+    def new_cache(self, max_tokens: int) -> list[KeyValueCache]:
         """An empty key/value cache for each layer, for decoding up to `max_tokens` tokens."""
         if not self.config.causal:
             raise bad_value("cache", "one for a model with causal=False", "a causal model")
-        size = self.config.max_tokens if max_tokens is None else max_tokens
-        return [KeyValueCache(size) for _ in self.blocks]
+        return [KeyValueCache(max_tokens) for _ in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block gets, `[batch, tokens, width]`."""

@@ -50,7 +50,7 @@ TINY_MEMBERS = (
 )
 
 
-def tiny_run(task: str, attention: str = "hyla", **options: Any) -> RunConfig:
+def tiny_run(task: str, kind: str = "hyla", **options: Any) -> RunConfig:
     """A run of three members that differ in everything they may differ in, with prime sizes."""
     config: SravenConfig | FuzzyLogicConfig
     if task == "sraven":
@@ -59,8 +59,8 @@ def tiny_run(task: str, attention: str = "hyla", **options: Any) -> RunConfig:
         config = FuzzyLogicConfig(variables=3, examples=7, held_out=0.3)
         sizes = {"input_size": 4, "output_size": 1}
     model = ModelConfig(
-        layers=2, width=12, heads=3, head_size=4, hidden_size=17, attention=attention,
-        max_tokens=11, **sizes,
+        layers=2, width=12, heads=3, head_size=4, hidden_size=17, kind=kind,
+        buckets=11, **sizes,
     )  # fmt: skip
     settings: dict[str, Any] = {"steps": 29, "batch": 13, "log_every": 5, "splits": ("held_out",)}
     settings |= {"evaluation_instances": 23, "interim_instances": 17}

@@ -79,7 +79,7 @@ def test_it_prints_what_the_library_measures(
     assert "Explained is - where codes do not vary" in table
     assert "nan" not in table
     model = load_run(run)[0].model
-    sizes = f"{model.attention}, {model.layers} layers, {model.heads} heads, seed 5"
+    sizes = f"{model.kind}, {model.layers} layers, {model.heads} heads, seed 5"
     assert table.startswith(f"{run}, member 1: {sizes}\n")
     assert ("Cosine similarity" in table) == (run.name == "sraven")
     told = [line for line in table.splitlines() if line.startswith("Answers under ")]

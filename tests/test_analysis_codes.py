@@ -40,8 +40,8 @@ INSTANCES = 23
 def model(task: FuzzyLogicConfig | SravenConfig, attention: str = "hyla") -> Transformer:
     sizes = (5, 5) if isinstance(task, SravenConfig) else (4, 1)
     config = ModelConfig(
-        *sizes, layers=3, width=12, heads=7, head_size=2, hidden_size=17, attention=attention,
-        max_tokens=19,
+        *sizes, layers=3, width=12, heads=7, head_size=2, hidden_size=17, kind=attention,
+        buckets=19,
     )  # fmt: skip
     return build(config, seed=1)
 
@@ -303,7 +303,7 @@ def test_importing_the_analysis_loads_neither_learning_nor_drawing() -> None:
 
 
 def test_active_units_are_those_of_the_value_networks() -> None:
-    config = ModelConfig(5, 3, layers=2, width=7, heads=3, head_size=4, max_tokens=11)
+    config = ModelConfig(5, 3, layers=2, width=7, heads=3, head_size=4, buckets=11)
     one, tokens = build(config, seed=1), torch.randn(5, 11, 5)
     block = one.blocks[0]
     with torch.no_grad():
@@ -323,6 +323,6 @@ def test_active_units_are_those_of_the_value_networks() -> None:
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "hyla-nonlinearity"])
 def test_there_are_no_units_without_a_value_network_that_has_them(attention: str) -> None:
-    one = build(ModelConfig(5, 3, layers=1, heads=3, attention=attention), seed=0)
+    one = build(ModelConfig(5, 3, layers=1, heads=3, kind=attention), seed=0)
     with pytest.raises(ValueError, match="model: expected one whose value networks have a ReLU"):
         active_units(one, torch.randn(2, 11, 5))

@@ -33,7 +33,7 @@ def load(script: str) -> dict[str, Any]:
 
 
 def test_training_is_timed() -> None:
-    (found,) = run("train.py", "--attention softmax --members 1 --mode eager --repeats 1")
+    (found,) = run("train.py", "--kind softmax --members 1 --mode eager --repeats 1")
     assert found["instances_per_second"] > 0
 
 
@@ -46,7 +46,7 @@ def test_attention_is_timed() -> None:
 
 def test_language_models_are_timed() -> None:
     found = run("language.py", "--tiny --mode eager --batch 2 --steps 1")
-    assert [line["attention"] for line in found] == ["softmax", "hyla"]
+    assert [line["kind"] for line in found] == ["softmax", "hyla"]
     assert all(line["tokens_per_second"] > 0 for line in found)
 
 

@@ -56,8 +56,8 @@ def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
         ("heads --scale smok", "scale: unknown name 'smok'. Did you mean 'smoke'"),
         ("heads --scale demo", "scale of heads: unknown name 'demo'"),
         ("heads --only heads", "--only: expected AXIS=VALUE"),
-        ("heads --only", "--only: expected AXIS=VALUE, such as attention=hyla, got nothing"),
-        ("heads --only None", "--only: expected AXIS=VALUE, such as attention=hyla, got 'None'"),
+        ("heads --only", "--only: expected AXIS=VALUE, such as kind=hyla, got nothing"),
+        ("heads --only None", "--only: expected AXIS=VALUE, such as kind=hyla, got 'None'"),
         (
             "heads --only haeds=1",
             "--only, axis of heads: unknown name 'haeds'. Did you mean 'heads'",
@@ -118,7 +118,7 @@ def test_the_command_of_a_row_with_one_setting_makes_that_row(tmp_path: Path) ->
 def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
     from hyla import cli
 
-    command = "reproduce heads --scale smoke --only attention=hyla heads=1 --device cpu --json"
+    command = "reproduce heads --scale smoke --only kind=hyla heads=1 --device cpu --json"
     arguments = [*command.split(), "--runs", str(hyla.folder)]
     outputs = []
     for _ in range(2):
@@ -130,14 +130,14 @@ def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
 
 def reproduce(options: str, runs: Path, name: str = "heads") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hyla.cli", "reproduce", name, "--scale", "smoke"]
-    command += ["--only", "attention=linear", "--device", "cpu", "--runs", str(runs)]
+    command += ["--only", "kind=linear", "--device", "cpu", "--runs", str(runs)]
     return subprocess.run([*command, *options.split()], capture_output=True, text=True)
 
 
 def test_only_the_first_seeds(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
     from hyla import cli
 
-    command = "reproduce heads --scale smoke --only attention=linear heads=1 --device cpu --json"
+    command = "reproduce heads --scale smoke --only kind=linear heads=1 --device cpu --json"
     cli.main([*command.split(), "--runs", str(hyla.folder), "--seeds", "1"])
     (row,) = json.loads(capsys.readouterr().out)["heads"]
     assert (row["seeds"], len(row["per_seed"])) == (1, 1)
@@ -150,7 +150,7 @@ def test_a_row_of_other_runs_is_named_before_it_is_replaced(
 ) -> None:
     from hyla import cli
 
-    command = "reproduce heads --scale smoke --only attention=hyla heads=1 --device cpu --json"
+    command = "reproduce heads --scale smoke --only kind=hyla heads=1 --device cpu --json"
     cli.main([*command.split(), "--runs", str(hyla.folder)])
     assert "has it" not in capsys.readouterr().err
     cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
@@ -190,7 +190,7 @@ def test_a_training_for_a_gpu_is_announced_on_a_cpu(
         raise TimeUp("time is up")
 
     monkeypatch.setattr("hyla.experiments.runner.train", stopped)
-    command = "reproduce heads --scale small --only attention=hyla heads=1 --device cpu"
+    command = "reproduce heads --scale small --only kind=hyla heads=1 --device cpu"
     cli.main([*command.split(), "--runs", str(hyla.folder)])
     told = capsys.readouterr().err
     assert "on one H200, far more on this CPU" in told
@@ -208,7 +208,7 @@ def test_processes_make_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_a_failed_process_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    options = Options(scale="smoke", only={"attention": ("linear",), "heads": ("1",)})
+    options = Options(scale="smoke", only={"kind": ("linear",), "heads": ("1",)})
     (point,) = chosen_points(EXPERIMENTS["heads"], options)
     assert point.config is not None
     in_the_way = tmp_path / "smoke" / folder_name(populations(point.config, "full")[0])
@@ -247,9 +247,9 @@ def test_what_is_done_is_printed_when_time_is_up(
     from hyla import cli
 
     command = f"reproduce heads --scale smoke --device cpu --json --runs {hyla.folder}"
-    cli.main([*command.split(), "--only", "attention=hyla", "heads=1"])
+    cli.main([*command.split(), "--only", "kind=hyla", "heads=1"])
     done = json.loads(capsys.readouterr().out)
-    cli.main([*command.split(), "--only", "attention=hyla", "--time-limit", "1e-9"])
+    cli.main([*command.split(), "--only", "kind=hyla", "--time-limit", "1e-9"])
     found = capsys.readouterr()
     assert "heads: time is up at step" in found.err
     assert json.loads(found.out) == done

@@ -22,9 +22,9 @@ from hyla.train.watch import Watcher
 
 MODEL = {
     "layers": ("--layers 3", 3), "width": ("--width 24", 24), "heads": ("--heads 5", 5),
-    "head_size": ("--head-size 6", 6), "attention": ("--attention softmax", "softmax"),
+    "head_size": ("--head-size 6", 6), "kind": ("--kind softmax", "softmax"),
     "activation": ("--activation silu", "silu"), "causal": ("--causal", True),
-    "positions": ("--positions rotary", "rotary"), "max_tokens": ("--max-tokens 77", 77),
+    "positions": ("--positions rotary", "rotary"), "buckets": ("--buckets 77", 77),
     "feed_forward": ("--feed-forward moe", "moe"), "hidden_size": ("--hidden-size 40", 40),
     "experts": ("--feed-forward moe --experts 7", 7),
     "top_k": ("--feed-forward moe --top-k 1", 1),
@@ -131,7 +131,7 @@ def test_the_same_settings_have_the_same_folder(hyla: Hyla) -> None:
     assert folder("sraven --lr 0.001 --layers 3 --device cuda --stop-at 5") == first
     others = [folder(f"sraven --layers 3 {option}") for option, _ in [*RUN.values()]]
     assert len({first, *others}) == 1 + len(others)
-    assert folder("fuzzy --attention hyla+deep").startswith("runs/fuzzy_logic-hyla+deep-")
+    assert folder("fuzzy --kind hyla+deep").startswith("runs/fuzzy_logic-hyla+deep-")
     assert folder("fuzzy --folder a/b") == "a/b"
 
 
@@ -158,7 +158,7 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("sraven --layers 3 4", "4: belongs to no option"),
         ("sravn", "command: unknown name 'sravn'. Did you mean 'sraven'"),
         ("", "command: expected one of sraven, fuzzy, got nothing"),
-        ("sraven --attention hila", "attention: unknown name 'hila'. Did you mean 'hyla'"),
+        ("sraven --kind hila", "attention: unknown name 'hila'. Did you mean 'hyla'"),
         ("sraven --positions t6", "positions: unknown name 't6'. Did you mean 't5'"),
         ("sraven --precision fp61", "precision: unknown name 'fp61'"),
         ("sraven --splits unknown", "splits: unknown name 'unknown'"),

@@ -313,7 +313,7 @@ def test_options_reach_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_maps_show_held_out_functions(tmp_path: Path) -> None:
-    options = Options(scale="smoke", runs=tmp_path, only={"attention": ("linear",)})
+    options = Options(scale="smoke", runs=tmp_path, only={"kind": ("linear",)})
     rows = run_experiment(EXPERIMENTS["demo-codes"], options)
     task = EXPERIMENTS["demo-codes"].points()[0].config.task  # type: ignore[union-attr]
     assert isinstance(task, FuzzyLogicConfig)

@@ -22,7 +22,7 @@ def trained(config: RunConfig, steps: int) -> Population:
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_fp16_rounds_less_than_bf16(kind: str) -> None:
-    config = tiny_run("sraven", attention=kind)
+    config = tiny_run("sraven", kind=kind)
     exact = trained(replace(config, precision="fp64"), 1).moments.first
     fp16, bf16 = (
         (trained(replace(config, precision=p), 1).moments.first - exact).norm()
@@ -94,7 +94,7 @@ def test_a_gradient_that_no_scale_helps_is_the_end() -> None:
 
 
 def test_small_gradients_need_the_scale() -> None:
-    config = tiny_run("sraven", attention="softmax")
+    config = tiny_run("sraven", kind="softmax")
 
     def first_gradients(precision: str, scale: float) -> torch.Tensor:
         found = trained(replace(config, precision=precision), 0)
@@ -112,7 +112,7 @@ def test_small_gradients_need_the_scale() -> None:
 
 
 def test_evaluation_does_not_overflow() -> None:
-    config = tiny_run("sraven", attention="linear", precision="fp16")
+    config = tiny_run("sraven", kind="linear", precision="fp16")
     found = trained(config, 0)
     with torch.no_grad():  # finite in fp32, infinite in fp16
         for block in found.model.blocks:

@@ -72,7 +72,7 @@ def test_weights_whose_gradient_is_summed_in_parts(compiled: bool) -> None:
 def test_a_compiled_population_on_the_gpu(kind: str) -> None:
     torch.compiler.reset()
     config = ModelConfig(
-        input_size=5, output_size=2, layers=2, width=32, heads=8, head_size=4, attention=kind
+        input_size=5, output_size=2, layers=2, width=32, heads=8, head_size=4, kind=kind
     )
     models = [build(config, seed) for seed in range(3)]
     population = stack(models).cuda()

@@ -254,7 +254,7 @@ def test_a_backend_that_cannot_do_it_says_why() -> None:
 
 def small_population(attention: str, **options: Any) -> Any:
     config = ModelConfig(
-        input_size=5, output_size=2, layers=2, width=32, heads=8, head_size=4, attention=attention,
+        input_size=5, output_size=2, layers=2, width=32, heads=8, head_size=4, kind=attention,
         **options,
     )  # fmt: skip
     return stack([build(config, seed) for seed in range(3)]).cuda()
@@ -361,11 +361,11 @@ def test_decoding_with_a_cache_is_the_whole_forward(
     forbid_reference(monkeypatch)
     config = ModelConfig(
         input_size=97, output_size=97, inputs="vocabulary", layers=2, width=64, heads=8,
-        head_size=8, causal=True, positions=positions, max_tokens=61,
+        head_size=8, causal=True, positions=positions, buckets=61,
     )  # fmt: skip
     model = build(config, seed=0).cuda()
     words = torch.randint(97, (5, 61), device="cuda")
-    cache = model.new_cache()
+    cache = model.new_cache(61)
     steps = [model(words[:, :17], cache=cache)]
     steps += [model(words[:, i : i + 1], cache=cache) for i in range(17, 61)]
     assert relative_error(torch.cat(steps, dim=1), model(words)) < 1e-5

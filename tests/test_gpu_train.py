@@ -33,7 +33,7 @@ def _fresh_compiler() -> Iterator[None]:
 def small_run(task: str, kind: str = "hyla", **options: Any) -> RunConfig:
     """The tokens, heads and buckets of the paper, in a narrow model of two layers."""
     run = sraven_run if task == "sraven" else fuzzy_logic_run
-    config = run(MEMBERS, attention=kind)
+    config = run(MEMBERS, kind=kind)
     model = replace(config.model, layers=2, width=32, hidden_size=64)
     settings = {"batch": 16, "evaluation_instances": 100, "steps": 1000, "log_every": 10}
     return replace(config, model=model, **(settings | options))
@@ -157,7 +157,7 @@ def test_stopped_and_resumed_on_the_gpu(tmp_path: Path, precision: str) -> None:
 
 def loss_curve(precision: str, steps: int, window: int) -> Tensor:
     """Mean losses of 8 members of an SRAVEN training over windows of steps, `[windows, 8]`."""
-    config = sraven_run(grid(range(8), [1e-3], [0.1], [100]), attention="hyla")
+    config = sraven_run(grid(range(8), [1e-3], [0.1], [100]), kind="hyla")
     model = replace(config.model, layers=2, width=64, hidden_size=128)
     config = replace(config, model=model, precision=precision, steps=steps)
     population = Population(config, range(8), torch.device("cuda", 0), compiled=True)

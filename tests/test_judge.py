@@ -72,11 +72,11 @@ def test_a_single_seed_is_compared_in_that_seed(turned: bool) -> None:
 
 
 def place(attention: str, heads: int, mean: float) -> dict[str, Any]:
-    return {"attention": attention, "heads": heads, **row(mean, 1.0)}
+    return {"kind": attention, "heads": heads, **row(mean, 1.0)}
 
 
 def test_ends_of_an_axis_are_compared_in_every_group() -> None:
-    judge = above("heads", 16, 1, [{"attention": "hyla"}, {"attention": "linear"}])
+    judge = above("heads", 16, 1, [{"kind": "hyla"}, {"kind": "linear"}])
     rows = [place("hyla", 16, 9.0), place("hyla", 1, 0.0), place("hyla", 4, 50.0)]
     assert judge(rows).outcome == "in part"  # of linear attention nothing is known
     assert "1 of 2 comparisons" in judge(rows).evidence
@@ -142,7 +142,7 @@ KINDS = ("softmax", "linear", "hyla")
 def fuzzy(kind: str, examples: int, held_out: float, mean: float, known: float) -> dict[str, Any]:
     values = row(mean, 1.0)
     values["measures"]["in distribution"] = {"mean": known, "standard_error": 1.0}
-    return {"attention": kind, "examples": examples, "held_out": held_out, **values}
+    return {"kind": kind, "examples": examples, "held_out": held_out, **values}
 
 
 def test_in_some_setting_every_kind_must_solve_the_task() -> None:
@@ -159,7 +159,7 @@ def test_in_some_setting_every_kind_must_solve_the_task() -> None:
     settings = [(n, f) for n in (16, 32, 64, 96) for f in (0.3, 0.5, 0.7)]
     every = [fuzzy(kind, *setting, 50.0, 99.0) for kind in KINDS for setting in settings]
     assert judge(every).outcome == "not reproduced"
-    assert judge([{"attention": "hyla"}]).outcome == "not measured"
+    assert judge([{"kind": "hyla"}]).outcome == "not measured"
 
 
 def test_falls_are_compared_with_the_errors_of_both_ends() -> None:
@@ -259,7 +259,7 @@ def test_seeds_that_diverged_or_are_fewer_are_told() -> None:
 )
 def test_all_kinds_are_asked_for_the_largest_models(means: dict[str, float], outcome: str) -> None:
     place = {"millions": 40, "width": 4}
-    rows = [{"attention": kind, **place, **row(mean, 1.0)} for kind, mean in means.items()]
+    rows = [{"kind": kind, **place, **row(mean, 1.0)} for kind, mean in means.items()]
     verdict = claim("scaling-width", "80 %")(rows)
     assert verdict.outcome == outcome
     assert ("2 of 3 not measured" in verdict.evidence) == (len(means) == 1)
@@ -269,7 +269,7 @@ def test_all_kinds_are_asked_for_the_largest_models(means: dict[str, float], out
 def test_largest_models_of_a_single_seed_do_not_settle_it(mean: float, outcome: str) -> None:
     place = {"millions": 40, "width": 4}
     errors = {"softmax": 1.0, "linear": 1.0, "hyla": None}
-    rows = [{"attention": kind, **place, **row(mean, error)} for kind, error in errors.items()]
+    rows = [{"kind": kind, **place, **row(mean, error)} for kind, error in errors.items()]
     verdict = claim("scaling-width", "80 %")(rows)
     assert verdict.outcome == outcome
     assert "1 with a single seed" in verdict.evidence

@@ -19,7 +19,7 @@ def test_more_than_chance_is_not_decoding(f1: float, control: float, outcome: st
     measures = {"F1": f1, "F1, labels shuffled": control}
     rows = [
         {
-            "attention": attention,
+            "kind": attention,
             "what": "decoding",
             "keys": keys,
             "label": "all",
@@ -45,7 +45,7 @@ def test_more_than_chance_is_not_decoding(f1: float, control: float, outcome: st
 def test_the_best_layers_of_both_halves_are_compared(what: str, words: str, later: bool) -> None:
     def decoded(kind: str, keys: str, *f1: float | None) -> list[dict[str, Any]]:
         """From the first layer to the last, or the other way round."""
-        place = {"attention": kind, "what": what, "keys": keys, "label": "all"}
+        place = {"kind": kind, "what": what, "keys": keys, "label": "all"}
         values = f1 if later else f1[::-1]
         return [
             {**place, "layer": layer, "mean": one}
@@ -76,7 +76,7 @@ def test_the_best_layers_of_both_halves_are_compared(what: str, words: str, late
 
 def test_of_the_deep_models_that_with_most_data_is_judged() -> None:
     def answers(millions: int, first: float, last: float) -> list[dict[str, Any]]:
-        place = {"attention": "softmax", "what": "answers", "label": "all", "millions": millions}
+        place = {"kind": "softmax", "what": "answers", "label": "all", "millions": millions}
         return [
             {**place, "keys": keys, "layer": layer, "mean": mean}
             | {"measures": {"F1": {"mean": mean, "standard_error": 1.0}}}
@@ -116,7 +116,7 @@ def test_what_explains_more_of_the_last_layer(
     name: str, axis: str, ways: tuple[str, ...], label: str
 ) -> None:
     def share(kind: str, way: str, layer: int, label: str, mean: float | None) -> dict[str, Any]:
-        place = {"what": "explained", "attention": kind, axis: way, "layer": layer, "label": label}
+        place = {"what": "explained", "kind": kind, axis: way, "layer": layer, "label": label}
         measures = {"variance explained": {"mean": mean, "standard_error": 1.0}}
         return {**place, "mean": mean, "measures": measures}
 
@@ -153,7 +153,7 @@ def test_codes_must_be_more_alike_than_before_training(
         values["the same before training"] = untrained
     measures = {name: {"mean": mean, "standard_error": 1.0} for name, mean in values.items()}
     rows = [
-        {"attention": "hyla", "what": "similarity", "keys": keys, "measures": measures}
+        {"kind": "hyla", "what": "similarity", "keys": keys, "measures": measures}
         for keys in ("self", "row")
     ]
     judge = claim("codes-sraven", "similar")

@@ -271,7 +271,7 @@ def test_a_layer_made_on_the_meta_device_gets_everything_with_its_weights() -> N
 def test_a_model_made_on_the_meta_device_is_initialised_by_resetting_it(feed_forward: str) -> None:
     """As `torch.distributed.fsdp` does it: every parameter and buffer belongs to a module."""
     config = ModelConfig(
-        5, 2, layers=1, width=12, heads=3, hidden_size=7, attention="hyla+deep", max_tokens=9,
+        5, 2, layers=1, width=12, heads=3, hidden_size=7, kind="hyla+deep", buckets=9,
         feed_forward=feed_forward,
     )  # fmt: skip
     whole = Transformer(config)

@@ -17,7 +17,7 @@ MEMBERS, BATCH, TOKENS = 3, 2, 7
 def population(**options: object) -> list[Transformer]:
     settings = {"layers": 2, "width": 11, "heads": 3, "head_size": 2, "hidden_size": 13}
     config = ModelConfig(
-        **({"input_size": 5, "output_size": 2, "max_tokens": 7} | settings | options)
+        **({"input_size": 5, "output_size": 2, "buckets": 7} | settings | options)
     )
     models = [build(config, seed).double() for seed in range(MEMBERS)]
     for model in models:
@@ -37,7 +37,7 @@ def gradients(model: Transformer, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_each_member_computes_what_it_computes_alone(kind: str, feed_forward: str) -> None:
     """Outputs and the gradients of every parameter, in float64, to rounding."""
-    models = population(attention=kind, feed_forward=feed_forward)
+    models = population(kind=kind, feed_forward=feed_forward)
     x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
     stacked = stack(models)
     together, its_gradients = stacked(x), gradients(stacked, x)
@@ -49,7 +49,7 @@ def test_each_member_computes_what_it_computes_alone(kind: str, feed_forward: st
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_population_axis_is_vmap_over_members(kind: str) -> None:
-    models = population(attention=kind)
+    models = population(kind=kind)
     x = torch.randn(MEMBERS, BATCH, TOKENS, 5, dtype=torch.float64)
     parameters, buffers = stack_module_state(models)
     one_buffer = {name: buffer[0] for name, buffer in buffers.items()}
@@ -139,7 +139,7 @@ def test_a_population_over_a_vocabulary_decodes_with_a_cache(tied: bool) -> None
     )
     words = torch.randint(17, (MEMBERS, BATCH, TOKENS))
     stacked = stack(models)
-    full, cache = stacked(words), stacked.new_cache()
+    full, cache = stacked(words), stacked.new_cache(7)
     steps = [stacked(words[..., i : i + 1], cache=cache) for i in range(TOKENS)]
     torch.testing.assert_close(torch.cat(steps, dim=-2), full, rtol=1e-10, atol=1e-11)
     for m, alone in enumerate(models):
@@ -219,12 +219,12 @@ def test_stack_and_stacked_layers_refuse_what_does_not_fit() -> None:
             with pytest.raises(ValueError, match="members: expected modules alike in all but"):
                 stack(members)
     for options in (
-        {"attention": "linear"},
+        {"kind": "linear"},
         {"layers": 1},
         {"causal": True},
         {"activation": "gelu"},
         {"positions": "none"},
-        {"max_tokens": 8},
+        {"buckets": 8},
     ):
         with pytest.raises(ValueError, match=r"members: expected .* in member 0, .* in 1\."):
             stack([population()[0], population(**options)[0]])

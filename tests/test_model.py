@@ -25,14 +25,14 @@ SMALL = {
     "heads": 3,
     "head_size": 2,
     "hidden_size": 13,
-    "max_tokens": 7,
+    "buckets": 7,
 }
 
 
 def test_the_papers_sizes() -> None:
     fuzzy, sraven, language = fuzzy_logic_model(), sraven_model(), language_model()
-    assert (fuzzy.layers, fuzzy.heads * fuzzy.head_size, fuzzy.max_tokens) == (2, 16, 32)
-    assert (sraven.layers, sraven.heads * sraven.head_size, sraven.max_tokens) == (4, 64, 36)
+    assert (fuzzy.layers, fuzzy.heads * fuzzy.head_size, fuzzy.buckets) == (2, 16, 32)
+    assert (sraven.layers, sraven.heads * sraven.head_size, sraven.buckets) == (4, 64, 36)
     assert (language.heads * language.head_size, language.tied, language.causal) == (
         512,
         True,
@@ -53,7 +53,7 @@ def test_parameter_count_by_hand() -> None:
 
 def test_every_moe_row_of_the_table_is_expressible() -> None:
     for kind in ("softmax", "linear", "hyla"):
-        model = Transformer(ModelConfig(**SMALL, attention=kind, feed_forward="moe"))
+        model = Transformer(ModelConfig(**SMALL, kind=kind, feed_forward="moe"))
         assert isinstance(model.blocks[0].feed_forward, MixtureOfExperts)
         assert model(torch.randn(2, 7, 5)).shape == (2, 7, 2)
 
@@ -155,7 +155,7 @@ def test_tied_output_is_the_embedding() -> None:
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_causal_model_is_causal(kind: str) -> None:
-    model = build(ModelConfig(**SMALL, causal=True, attention=kind), seed=0).double()
+    model = build(ModelConfig(**SMALL, causal=True, kind=kind), seed=0).double()
     x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x)[:, 3].sum(), x)
     reached = gradient.abs().sum(dim=(0, 2)) > 0
@@ -166,8 +166,8 @@ def test_a_causal_model_is_causal(kind: str) -> None:
 @pytest.mark.parametrize("causal, positions", [(False, "t5"), (True, "rotary"), (True, "t5")])
 def test_the_last_tokens_alone_are_the_last_of_all(kind: str, causal: bool, positions: str) -> None:
     config = ModelConfig(
-        input_size=3, output_size=2, layers=2, width=12, heads=3, attention=kind, causal=causal,
-        positions=positions, max_tokens=7,
+        input_size=3, output_size=2, layers=2, width=12, heads=3, kind=kind, causal=causal,
+        positions=positions, buckets=7,
     )  # fmt: skip
     model = build(config, seed=0).double()
     x, lengths = torch.randn(2, 11, 3, dtype=torch.float64), torch.tensor([11, 7])
@@ -185,14 +185,14 @@ def test_lengths_would_hide_the_new_tokens_of_a_cache() -> None:
     model = Transformer(ModelConfig(**SMALL, causal=True))
     x = torch.randn(2, 5, model.config.input_size)
     with pytest.raises(ValueError, match="lengths: expected None with a cache"):
-        model(x, lengths=torch.tensor([5, 3]), cache=model.new_cache())
+        model(x, lengths=torch.tensor([5, 3]), cache=model.new_cache(7))
 
 
 def test_the_last_tokens_alone_with_a_cache() -> None:
     config = ModelConfig(input_size=3, output_size=2, width=12, heads=3, causal=True, layers=2)
     model = build(config, seed=0).double()
     x = torch.randn(2, 11, 3, dtype=torch.float64)
-    cache = model.new_cache()
+    cache = model.new_cache(7)
     first = model(x[:, :5], cache=cache, last=2)
     second = model(x[:, 5:], cache=cache, last=3)
     torch.testing.assert_close(torch.cat((first, second), 1), model(x)[:, [3, 4, 8, 9, 10]])
@@ -208,7 +208,7 @@ def test_padding_behind_the_length_does_not_matter() -> None:
 
 @pytest.mark.parametrize("kind", ["hyla", "softmax"])
 def test_latent_codes_of_chosen_layers(kind: str) -> None:
-    model = build(ModelConfig(**SMALL, attention=kind), seed=0)
+    model = build(ModelConfig(**SMALL, kind=kind), seed=0)
     x = torch.randn(2, 7, 5)
     inputs: dict[int, torch.Tensor] = {}
     for index, block in enumerate(model.blocks):
@@ -250,7 +250,7 @@ def test_config_json_both_ways() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"attention": "hila"}, "attention: unknown name 'hila'. Did you mean 'hyla'"),
+        ({"kind": "hila"}, "kind: unknown name 'hila'. Did you mean 'hyla'"),
         ({"layers": 0}, "layers: expected a whole number of at least 1, got 0"),
         ({"layers": "4"}, "layers: expected a value of type int, got '4'"),
         ({"layers": True}, "layers: expected a value of type int, got True"),
@@ -263,7 +263,7 @@ def test_config_json_both_ways() -> None:
         ),
         ({"positions": "rotary", "head_size": 3}, "head_size: expected an even number"),
         ({"tied": True}, "tied: expected a vocabulary that is also the output"),
-        ({"max_tokens": 1}, "max_tokens: expected a whole number of at least 2"),
+        ({"buckets": 1}, "buckets: expected a whole number of at least 2"),
     ],
 )
 def test_bad_configurations_name_the_field(options: dict[str, object], message: str) -> None:
@@ -289,7 +289,7 @@ def test_bad_tokens_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"tokens: expected \[batch, tokens, 5\], got \[2, 7, 3\]"):
         model(torch.randn(2, 7, 3))
     with pytest.raises(ValueError, match="cache: expected a causal model"):
-        model.new_cache()
+        model.new_cache(7)
     with pytest.raises(ValueError, match="layers: expected a list of whole numbers from -3 to 2"):
         model.latent_codes(torch.randn(2, 7, 5), layers=[3])
     words = build(ModelConfig(**(SMALL | {"inputs": "vocabulary", "causal": True})), seed=0)
@@ -298,7 +298,7 @@ def test_bad_tokens_name_the_argument() -> None:
     with pytest.raises(
         ValueError, match="cache: expected 3 different ones, as new_cache makes them, got 1"
     ):
-        words(torch.ones(2, 7, dtype=torch.int64), cache=words.new_cache()[:1])
+        words(torch.ones(2, 7, dtype=torch.int64), cache=words.new_cache(7)[:1])
 
 
 @pytest.mark.parametrize("inputs", ["continuous", "vocabulary"])

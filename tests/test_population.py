@@ -66,7 +66,7 @@ def alone(config: RunConfig, member: Member, steps: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_member_ends_where_it_would_have_alone(kind: str, task: str) -> None:
-    config = tiny_run(task, attention=kind, precision="fp64")
+    config = tiny_run(task, kind=kind, precision="fp64")
     population = trained(config, steps=7)
     for m, member in enumerate(config.members):
         for name, expected in alone(config, member, steps=7).items():
@@ -79,9 +79,9 @@ def test_a_member_ends_where_it_would_have_alone(kind: str, task: str) -> None:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_others_do_not_matter_to_a_member_to_the_last_bit(kind: str, task: str) -> None:
     # Multiples of 16, so that all members lie alike to the vector units; else rounding may differ.
-    config = tiny_run(task, attention=kind, batch=16)
+    config = tiny_run(task, kind=kind, batch=16)
     config = replace(
-        config, model=replace(config.model, width=16, heads=4, hidden_size=16, max_tokens=16)
+        config, model=replace(config.model, width=16, heads=4, hidden_size=16, buckets=16)
     )
     together = trained(config, steps=5)
     for first in (0, 1):
@@ -148,7 +148,7 @@ def test_learning_rate_by_hand() -> None:
 
 
 def test_what_weight_decay_acts_on() -> None:
-    config = tiny_run("sraven", attention="hyla+deep")
+    config = tiny_run("sraven", kind="hyla+deep")
     model = build(config.model, seed=0)
     decayed = decayed_parameters(model, head_biases=False)
     exempt = set(dict(model.named_parameters())) - decayed
@@ -284,7 +284,7 @@ def test_nothing_grows_with_the_number_of_steps() -> None:
     [("softmax", 0.005), ("linear", 0.005), ("hyla", 0.06)],
 )
 def test_halves_are_near_fp32(attention: str, tolerance: float, precision: str) -> None:
-    config = tiny_run("sraven", attention=attention)
+    config = tiny_run("sraven", kind=attention)
     full = trained(config, 10).take_log()
     half = trained(replace(config, precision=precision), 10).take_log()
     assert (half[:, 0] / full[:, 0] - 1).abs().max() < tolerance

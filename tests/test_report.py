@@ -54,7 +54,7 @@ def test_lines_and_bars_show_the_numbers_of_the_rows() -> None:
     lines = drawn[0]
     (rules,) = (d for d in drawn if "contain a rule (attention hyla)" in d.title)
     (trace,) = (t for t in lines.panels[0].data if "hyla, heads" in t["hovertext"][0])
-    mine = sorted((r for r in rows if r["attention"] == "hyla"), key=lambda row: row["heads"])
+    mine = sorted((r for r in rows if r["kind"] == "hyla"), key=lambda row: row["heads"])
     assert trace["x"] == [1, 2, 4, 8, 16, 32]
     assert trace["y"] == [row["measures"]["held out"]["mean"] for row in mine]
     assert trace["error_y"]["array"] == [row["standard_error"] for row in mine]

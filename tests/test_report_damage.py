@@ -44,7 +44,7 @@ def test_damaged_rows_never_stop_the_page(tmp_path: Path, seed: int) -> None:
 def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     results, runs = write_results(tmp_path)
     (results / "fuzzy.json").write_text("[{")
-    (results / "heads.json").write_text(json.dumps([{"scale": "paper", "attention": "hyla"}]))
+    (results / "heads.json").write_text(json.dumps([{"scale": "paper", "kind": "hyla"}]))
     run = runs / "broken"
     (run / "checkpoints").mkdir(parents=True)
     (run / "lock").touch()

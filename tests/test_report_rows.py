@@ -32,7 +32,7 @@ def spread(rng: random.Random, mean: float, width: float = 2.0, seeds: int = 3) 
 
 def level(axes: Row) -> float:
     """How good a model is."""
-    name = str(axes.get("attention", axes.get("row", ""))).lower()
+    name = str(axes.get("kind", axes.get("row", ""))).lower()
     found = 58.0 + 14 * ("hyla" in name) - 3 * ("linear" in name)
     for axis, gain in (("millions", 4.0), ("width", 3.0), ("depth", 2.5), ("heads", 3.5)):
         if axis in axes:
@@ -62,7 +62,7 @@ def measured_row(point: Any, rng: random.Random) -> Row:
         "grid": [settings | {"per_seed": [7.25, None]}, settings | {"per_seed": [98.75]}, settings],
         "chosen_members": [["run", 0]],
     }  # fmt: skip
-    if config.model.attention == "hyla":
+    if config.model.kind == "hyla":
         row["active_units"] = [[30.0, 9.5, 0.0, 1.2], [30.0, 9.5, 2.1, 1.2], [31.0, 9.5, 2.0, 1.2]]
     if "unknown" in config.splits:
         measures["unknown terms"] = spread(rng, mean / 4)
@@ -90,7 +90,7 @@ def provenance(config: Any, name: str, rng: random.Random) -> Row:
         "instances": config.steps * config.batch, "precision": "bf16", "device": "NVIDIA H200",
         "versions": {"hyla": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "cuda": "13.0"},
         "seconds": round(rng.uniform(200, 900), 1),
-        "runs": [f"{name}-{config.model.attention}-{rng.getrandbits(32):08x}"],
+        "runs": [f"{name}-{config.model.kind}-{rng.getrandbits(32):08x}"],
     }  # fmt: skip
 
 
@@ -266,10 +266,10 @@ FIELDS = {
 
 def test_rows_have_the_shape_of_results(tmp_path: Path) -> None:
     for name, axes in (("heads", {"heads": ("1",)}), ("demo", {})):
-        only = {"attention": ("hyla",), **axes}
+        only = {"kind": ("hyla",), **axes}
         options = Options("smoke", tmp_path / "runs", tmp_path / "results", only, device="cpu")
         real = run_experiment(EXPERIMENTS[name], options)[0]
-        made = next(r for r in rows_of(EXPERIMENTS[name]) if r["attention"] == "hyla")
+        made = next(r for r in rows_of(EXPERIMENTS[name]) if r["kind"] == "hyla")
         assert real.keys() == made.keys()
         for field in ("measures", "paper_choice", "curves", "accuracy_by_rule", "signs"):
             if isinstance(real.get(field), dict):

@@ -114,15 +114,15 @@ def test_the_command_that_goes_on_is_told_from_those_that_would_not(tmp_path: Pa
     (found,) = (one for one in load(results, runs) if one.rows)
     page = experiment_section(found, Plots())
     how, others = page.split("these do the rest:")[1].split("Measured by other commands:")
-    for kind in {row["attention"] for row in rows}:
+    for kind in {row["kind"] for row in rows}:
         words = f"--only attention={kind} --search 0.0003,0.3,1000 --precision bf16"
         assert f"{own} {words}" in how
     assert rows[0]["command"] in others
     assert "In the numbers: ‡ Hyperparameters were given, not searched." in page
     assert page.count(" ‡<") == len(rows) * page.count("In the numbers: ‡")
     # The others are searched; so are all where the setting is none or not theirs.
-    (only,) = {row["attention"] for row in rows[:1]}
-    rows = [row for row in rows if row["attention"] == only]
+    (only,) = {row["kind"] for row in rows[:1]}
+    rows = [row for row in rows if row["kind"] == only]
     for search in ("0.0003,0.3,1000", "0.0003,0.3,3000", "nan,1,2", ["x"], None):
         file.write_text(json.dumps([row | {"search": search} for row in rows]))
         (found,) = (one for one in load(results, runs) if one.rows)
@@ -256,7 +256,7 @@ def test_tables_of_measures_tell_rows_apart() -> None:
     names = ["attention", "heads", "depth", "millions of instances", "told apart"]
     assert drawn.table.head[:5] == names
     places = [tuple(cells[:4]) for cells in drawn.table.body]
-    assert places == [(r["attention"], *(str(r[axis]) for axis in axes)) for r in rows]
+    assert places == [(r["kind"], *(str(r[axis]) for axis in axes)) for r in rows]
     assert len(set(places)) == len(experiment.points())
     for cells, row in zip(drawn.table.body, rows, strict=True):
         assert str(cells[4].text).startswith(f"{row['mean']:.1f}")

@@ -29,7 +29,7 @@ from hyla.train.runs import folder_name
 
 def test_what_is_there_is_skipped_and_what_was_cut_goes_on(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["heads"]
-    options = Options(scale="smoke", runs=tmp_path, only={"attention": ("hyla",)})
+    options = Options(scale="smoke", runs=tmp_path, only={"kind": ("hyla",)})
     with pytest.raises(TimeUp):
         run_experiment(experiment, replace(options, deadline=-1.0))
     assert status(experiment, options).begun == 1
@@ -74,7 +74,7 @@ def test_a_damaged_results_file_is_told_before_anything_is_trained(tmp_path: Pat
 
 def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
     options = Options(
-        scale="smoke", runs=tmp_path, search="first-seed", only={"attention": ("hyla",)}
+        scale="smoke", runs=tmp_path, search="first-seed", only={"kind": ("hyla",)}
     )
     (row, *_) = run_experiment(EXPERIMENTS["held-out"], options)
     assert len(row["per_seed"]) == 2
@@ -101,7 +101,7 @@ def test_a_search_on_the_first_seed_runs(tmp_path: Path) -> None:
 def test_fewer_seeds_are_a_row_without_an_error_and_replace_none(
     tmp_path: Path, search: str
 ) -> None:
-    only = {"attention": ("hyla",), "held_out": ("0.5",)}
+    only = {"kind": ("hyla",), "held_out": ("0.5",)}
     one = Options(scale="smoke", runs=tmp_path, only=only, search=search, seeds=1)
     experiment, all_ = EXPERIMENTS["held-out"], replace(one, seeds=None)
     assert {m.seed for p in chosen_points(experiment, one) for m in p.config.members} == {0}
@@ -142,7 +142,7 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     (made,) = run_experiment(ABLATION, options)
     monkeypatch.setattr("hyla.experiments.runner.trained", _refuse)  # a run is asked for
     experiment, file = EXPERIMENTS["held-out"], tmp_path / "smoke" / "results" / "ablation.json"
-    options = replace(options, only={"attention": ("hyla",), "held_out": ("0.25",)})
+    options = replace(options, only={"kind": ("hyla",), "held_out": ("0.25",)})
     (first, *others), setting = made["runs"], made["hyperparameters"]
     odd: list[Any] = [
         *({"runs": runs} for runs in (["x"], [first, *others, "x"], 5, True, [{}], None)),
@@ -164,7 +164,7 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
     assert not points_left(experiment, options)
     (row,) = run_experiment(experiment, options)
     assert read_rows(file.with_name("held-out.json")) == [row]
-    own = {"attention": "hyla", "held_out": 0.25, "taken_from": "ablation"}
+    own = {"kind": "hyla", "held_out": 0.25, "taken_from": "ablation"}
     own |= {"paper_mean": None, "paper_standard_error": None}
     bare = {name: value for name, value in made.items() if name not in ABLATION.axes}
     assert row == bare | own
@@ -184,7 +184,7 @@ def test_a_row_of_another_experiment_with_the_same_runs_is_taken_over(
 def test_one_setting_takes_the_place_of_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
 ) -> None:
-    kind = {"attention": ("hyla",)}
+    kind = {"kind": ("hyla",)}
     width, depth = EXPERIMENTS["scaling-width"], EXPERIMENTS["scaling-depth"]
     options = Options(scale="smoke", runs=tmp_path, only=kind | {"width": ("1",)}, search=search)
     (searched,) = run_experiment(width, options)
@@ -209,7 +209,7 @@ def test_one_setting_takes_the_place_of_a_search(
     assert (row["members"], row["search"], len(row["grid"])) == (2, f"{other:g},{decay:g},1", 1)
     assert row["hyperparameters"] == {"learning_rate": other, "weight_decay": decay, "warmup": 1}
     assert row["command"] == (
-        "hyla reproduce scaling-depth --scale smoke --only attention=hyla millions=40 depth=4 "
+        "hyla reproduce scaling-depth --scale smoke --only kind=hyla millions=40 depth=4 "
         f"--search {other},{decay},1"
     )
     monkeypatch.setattr("hyla.experiments.runner.train", _refuse)
@@ -230,7 +230,7 @@ def test_a_setting_is_taken_from_a_search_over_more_or_fewer_warmups(
     tmp_path: Path, search: str
 ) -> None:
     setting = {"learning_rate": 3e-4, "weight_decay": 0.3, "warmup": 1000}
-    depth, only = EXPERIMENTS["scaling-depth"], {"attention": ("hyla",), "millions": ("20",)}
+    depth, only = EXPERIMENTS["scaling-depth"], {"kind": ("hyla",), "millions": ("20",)}
     options = Options(results=tmp_path, only=only | {"depth": ("4",)}, search="3e-4,0.3,1e3")
 
     def made(experiment: Experiment, only: dict[str, tuple[str, ...]], chosen: Any) -> Row:
@@ -290,10 +290,10 @@ def test_a_table_takes_measured_rows_only(tmp_path: Path) -> None:
     names = sorted(folder_name(part) for part in populations(point.config, "full"))
     row = {"mean": 1.0, "search": "full", "runs": names, "hyperparameters": {}}
     fuzzy, codes_ = EXPERIMENTS["fuzzy"], EXPERIMENTS["codes-fuzzy"]
-    codes_point = next(p for p in chosen_points(codes_, options) if p.axes["attention"] == "hyla")
+    codes_point = next(p for p in chosen_points(codes_, options) if p.axes["kind"] == "hyla")
     write_rows(tmp_path / "codes-fuzzy.json", codes_, [codes_point.axes | row])
     assert not made_elsewhere(ABLATION, point, "full", file_of)
-    write_rows(tmp_path / "fuzzy.json", fuzzy, [row | {"attention": "hyla"}])
+    write_rows(tmp_path / "fuzzy.json", fuzzy, [row | {"kind": "hyla"}])
     (taken,) = made_elsewhere(ABLATION, point, "full", file_of)
     assert (taken["row"], taken["paper_mean"]) == ("HYLA", 81.13)
     assert not made_elsewhere(codes_, codes_point, "full", file_of)

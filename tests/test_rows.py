@@ -38,7 +38,7 @@ def member(seed: int, rate: float, validation: float | None, held_out: float) ->
 def finished(*members: dict[str, Any]) -> FinishedRun:
     config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
     # Of HYLA, a row also says how much of the trained value networks is on.
-    config = replace(config, model=replace(config.model, attention="linear"))
+    config = replace(config, model=replace(config.model, kind="linear"))
     return FinishedRun(Path("run"), config, {"members": list(members), "seconds": 1.0}, {})
 
 
@@ -47,7 +47,7 @@ def test_the_best_validation_loss_is_chosen_whatever_is_reported() -> None:
         member(0, 1e-3, 0.20, 0.9), member(1, 1e-3, 0.30, 0.9),
         member(0, 3e-3, 0.22, 0.1), member(1, 3e-3, 0.26, 0.3),
     )  # fmt: skip
-    (row,) = measured(Point({"attention": "hyla"}, run.config, (50.0, 1.0)), [run], "smoke")
+    (row,) = measured(Point({"kind": "hyla"}, run.config, (50.0, 1.0)), [run], "smoke")
     assert row["hyperparameters"]["learning_rate"] == 3e-3  # 0.24 against 0.25
     assert row["per_seed"] == [10.0, 30.0]
     assert (row["mean"], row["standard_error"]) == (20.0, 10.0)
@@ -137,7 +137,7 @@ def test_rows_of_hyla_tell_dead_layers(tmp_path: Path, precision: str) -> None:
     train(config, tmp_path / "run", device="cpu")
     found = runner.finished(tmp_path / "run")
     assert found is not None
-    (row,) = measured(Point({"attention": "hyla"}, config), [found], "smoke")
+    (row,) = measured(Point({"kind": "hyla"}, config), [found], "smoke")
     (chosen,) = {name for name, _ in row["chosen_members"]}
     assert chosen == "run"
     assert [len(layers) for layers in row["active_units"]] == [2] * len(row["per_seed"])

@@ -10,7 +10,7 @@ from hyla.train.config import Member, sraven_run
 from hyla.train.folder import RunFolder
 from hyla.train.runs import RunState, list_runs, read_state
 
-CONFIG = sraven_run(tuple(Member(seed) for seed in range(3)), attention="softmax").to_dict()
+CONFIG = sraven_run(tuple(Member(seed) for seed in range(3)), kind="softmax").to_dict()
 
 
 def make(path: Path, step: int | None = None, summary: dict[str, Any] | None = None) -> Path:

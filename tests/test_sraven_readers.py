@@ -177,7 +177,7 @@ def test_answers_are_told_apart() -> None:
 def test_answers_of_a_model_are_its_best_symbols() -> None:
     task = Sraven(SravenConfig(features=2, values=5), seed=0)
     batch = task.batch("all", 700)  # more than are taken at once
-    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=18)
     model = hyla.build(config, seed=0)
     with torch.no_grad():
         answers = model(batch.inputs)[:, -2:].argmax(dim=-1)
@@ -216,7 +216,7 @@ class Blind(hyla.Transformer):
 def test_who_does_not_look_at_a_row_keeps_all_answers(row: int) -> None:
     task = Sraven(SMALL, seed=0)
     batch = task.batch("all", 601)
-    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=27)
+    config = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=27)
     model = Blind(config)
     model.load_state_dict(hyla.build(config, seed=0).state_dict())
     model.row = row
@@ -266,7 +266,7 @@ def test_signs_are_those_of_each_model_and_split(tmp_path: Path) -> None:
     train(config, tmp_path / "run", device="cpu")
     run = finished(tmp_path / "run")
     assert run is not None
-    (row,) = told_apart(Point({"attention": "hyla"}, config), [run], "smoke", lambda text: None)
+    (row,) = told_apart(Point({"kind": "hyla"}, config), [run], "smoke", lambda text: None)
     _, population = load_run(tmp_path / "run")
     numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + row["asked"])
     for place, one in enumerate(members):
@@ -299,11 +299,11 @@ def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> 
     yardstick = next(row for row in readers if is_at(row, place))
     table_1 = {"heads": 16, "depth": 4}
     asked = read_rows(ROOT / "results/signs.json")
-    signs = {row["attention"]: row for row in asked if is_at(row, table_1)}
+    signs = {row["kind"]: row for row in asked if is_at(row, table_1)}
     for row in read_rows(ROOT / "results/heads.json"):
         if row["heads"] != 16:
             continue
-        apart = signs[row["attention"]]["per_seed"]
+        apart = signs[row["kind"]]["per_seed"]
         for solved, seed, level in zip(row["per_seed"], apart, yardstick["per_seed"], strict=True):
             if abs(seed - 50) < 2:
                 assert abs(solved - level) < 3
@@ -313,5 +313,5 @@ def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> 
 
 def test_figures_of_features_have_yardsticks(tmp_path: Path) -> None:
     found = {one.experiment.name: one for one in load(ROOT / "results", tmp_path)}
-    names = {row["attention"] for row in found["features"].beside}
+    names = {row["kind"] for row in found["features"].beside}
     assert names == {"slot by slot, no model", "no sign, no model"}

@@ -24,9 +24,9 @@ def test_the_papers_runs() -> None:
     assert [member.seed for member in members[:4]] == [0, 1, 2, 0]
     assert sraven_run(members, instances=40_000_000).steps == 312_500
     large = sraven_run(members, layers=16, width_factor=4, task=SravenConfig(features=6))
-    assert (large.model.layers, large.model.heads, large.model.max_tokens) == (16, 64, 54)
+    assert (large.model.layers, large.model.heads, large.model.buckets) == (16, 64, 54)
     fuzzy = fuzzy_logic_run(members, task=FuzzyLogicConfig(examples=96, held_out=0.5))
-    assert (fuzzy.steps * fuzzy.batch, fuzzy.model.max_tokens) == (6_400_000, 96)
+    assert (fuzzy.steps * fuzzy.batch, fuzzy.model.buckets) == (6_400_000, 96)
     assert fuzzy.splits == ("train", "held_out", "unknown")
     assert fuzzy_logic_run(members, task=FuzzyLogicConfig(unknown=0.0)).splits[-1] == "held_out"
 

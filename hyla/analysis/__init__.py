@@ -4,7 +4,7 @@
 >>> from hyla.analysis import collect, decode, embed, mean_codes
 >>> from hyla.tasks.sraven import SravenConfig
 >>> task = SravenConfig(features=2, values=5)
->>> model = hyla.build(hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18), seed=0)
+>>> model = hyla.build(hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=18), seed=0)
 >>> train, held_out = (collect(model, task, s, 100, seed=0) for s in ("train", "held_out"))
 >>> held_out.codes.shape, sorted(held_out.labels)
 ((2, 100, 3), ['inputs', 'prediction', 'right', 'rule', 'target'])

@@ -14,7 +14,7 @@ from hyla.model import Block, ModelConfig, Transformer, check_single
 
 def has_units(config: ModelConfig) -> bool:
     """Whether the value networks of a model have a hidden layer with a ReLU."""
-    kind = KINDS[config.attention]
+    kind = KINDS[config.kind]
     return kind.value_network != "linear" and kind.nonlinear and config.activation == "relu"
 
 
@@ -33,7 +33,7 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
     [(4,), (4,)]
     """
     if not has_units(model.config):
-        title = KINDS[model.config.attention].title
+        title = KINDS[model.config.kind].title
         raise bad_value("model", f"one with {title}", "one whose value networks have a ReLU")
     check_single(model)
     found = {}

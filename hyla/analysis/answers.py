@@ -41,7 +41,7 @@ def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, Arit
     >>> import hyla
     >>> from hyla.tasks.sraven import Sraven, SravenConfig
     >>> batch = Sraven(SravenConfig(features=2, values=5), seed=0).batch("all", 200)
-    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=18)
     >>> model = hyla.build(sizes, seed=0)
     >>> found = arithmetic_answers(model, batch)["addition"]
     >>> 0 <= found.right + found.other <= 1
@@ -59,7 +59,7 @@ def kept_answers(model: Transformer, batch: SravenBatch) -> dict[str, float]:
     >>> import hyla
     >>> from hyla.tasks.sraven import Sraven, SravenConfig
     >>> batch = Sraven(SravenConfig(features=2, values=5), seed=0).batch("all", 200)
-    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, max_tokens=18)
+    >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=18)
     >>> sorted(kept_answers(hyla.build(sizes, seed=0), batch))
     ['first row', 'second row']
     """

@@ -111,7 +111,7 @@ def analyse(
         shared.write_json(without_nan(record))
         return
     console = shared.output()
-    sizes = f"{config.model.attention}, {config.model.layers} layers, {config.model.heads} heads"
+    sizes = f"{config.model.kind}, {config.model.layers} layers, {config.model.heads} heads"
     about_model = f"{folder}, member {member}: {sizes}, seed {seed_of_data}"
     console.print(about_model, soft_wrap=True, markup=False, highlight=False)
     _print(console, decoding, shares, means, number)
@@ -185,7 +185,7 @@ def _checked_layer(config: RunConfig, member: int, layer: int) -> int:
 def _figure(codes: Codes, config: RunConfig, layer: int, seed: int) -> Any:
     points = embed(codes, [layer], seed=seed)[layer]
     labels = [label for label in COLOURS[config.task_name] if label in codes.labels]
-    return draw_embedding(points, codes, labels, f"{config.model.attention}, layer {layer}")
+    return draw_embedding(points, codes, labels, f"{config.model.kind}, layer {layer}")
 
 
 def _record(

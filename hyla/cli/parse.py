@@ -15,8 +15,8 @@ from hyla.errors import unknown_name
 
 # What others call an option of ours, so that the nearest name is found for these too.
 ALSO_CALLED = {
-    "--batch-size": "--batch", "--depth": "--layers", "--dimension": "--width", "--gpu": "--device",
-    "--kind": "--attention", "--learning-rate": "--lr", "--output": "--folder", "--seed": "--seeds",
+    "--attention": "--kind", "--batch-size": "--batch", "--depth": "--layers", "--dimension": "--width", "--gpu": "--device",
+    "--learning-rate": "--lr", "--max-tokens": "--buckets", "--output": "--folder", "--seed": "--seeds",
     "--n-layers": "--layers", "--n-heads": "--heads", "--wd": "--weight-decay",
 }  # fmt: skip
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -65,8 +65,8 @@ def _record(state: RunState) -> dict[str, Any]:
 def _table(root: Path, found: list[RunState]) -> Table:
     table = Table(title=f"Runs in {root}", title_justify="left")
     table.add_column("run", overflow="fold")
-    for name in ("state", "step", "task", "attention", "members", "best held out", "member"):
-        text = name in ("state", "task", "attention")
+    for name in ("state", "step", "task", "kind", "members", "best held out", "member"):
+        text = name in ("state", "task", "kind")
         table.add_column(name, justify="left" if text else "right")
     for state in found:
         top = best(state.summary)
@@ -74,5 +74,5 @@ def _table(root: Path, found: list[RunState]) -> Table:
         of_best = ("", "") if top is None else (f"{top[1]} {top[2]:.4f}", str(top[0]))
         step = f"{state.step}/{state.steps}" if state.steps else ""
         members = str(state.members) if state.members else ""
-        table.add_row(name, state.state, step, state.task, state.attention, members, *of_best)
+        table.add_row(name, state.state, step, state.task, state.kind, members, *of_best)
     return table

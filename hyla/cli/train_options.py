@@ -60,7 +60,7 @@ def given(options: Any) -> dict[str, Any]:
 class ModelOptions:
     """The model. What is not given is the paper's."""
 
-    attention: Annotated[str, arg(metavar="KIND", help=f"One of {', '.join(KINDS)}.")] = "hyla"
+    kind: Annotated[str, arg(metavar="KIND", help=f"One of {', '.join(KINDS)}.")] = "hyla"
     layers: Whole = None
     """Blocks of attention and feed-forward layer."""
     width: Whole = None
@@ -75,7 +75,7 @@ class ModelOptions:
     """Let no token see those after it."""
     positions: Annotated[str | None, arg(metavar=choice(POSITIONS))] = None
     """How attention knows where tokens are."""
-    max_tokens: Whole = None
+    buckets: Whole = None
     """Buckets and largest distance of the T5 position bias."""
     feed_forward: Annotated[str | None, arg(metavar=choice(FEED_FORWARDS))] = None
     """One hidden layer, or a mixture of experts."""
@@ -245,7 +245,7 @@ def _training(task: str) -> dict[str, Any]:
     return asdict(PAPER[task]) | {"splits": " ".join(PAPER[task].splits).replace("_", "-")}
 
 
-@defaults(asdict(PAPER["sraven"].model) | {"max_tokens": "9 for each feature"})
+@defaults(asdict(PAPER["sraven"].model) | {"buckets": "9 for each feature"})
 @dataclass(frozen=True)
 class SravenModelOptions(ModelOptions):
     """The model. What is not given is the paper's."""
@@ -256,7 +256,7 @@ class SravenModelOptions(ModelOptions):
     """Multiply the size of the heads instead of their number, as the paper's text says."""
 
 
-@defaults(asdict(PAPER["fuzzy_logic"].model) | {"max_tokens": "one for each example"})
+@defaults(asdict(PAPER["fuzzy_logic"].model) | {"buckets": "one for each example"})
 class FuzzyModelOptions(ModelOptions):
     """The model. What is not given is the paper's."""
 

@@ -50,9 +50,9 @@ def points() -> list[Point]:
     for task in (FUZZY, SRAVEN):
         for (attention, feed_forward), papers in ROWS.items():
             if task == FUZZY:
-                config = fuzzy_logic_run(FUZZY_GRID, attention=attention)
+                config = fuzzy_logic_run(FUZZY_GRID, kind=attention)
             else:
-                config = sraven_run(SRAVEN_GRID, attention=attention)
+                config = sraven_run(SRAVEN_GRID, kind=attention)
             config = replace(config, model=replace(config.model, feed_forward=feed_forward))
             axes = {"row": title(attention, feed_forward), "task": task}
             found.append(Point(axes, config, papers[task == SRAVEN]))

@@ -25,8 +25,8 @@ from hyla.experiments.sraven import ATTENTIONS, MILLION, MILLIONS, depth_run
 from hyla.train.config import fuzzy_logic_run, sraven_run
 
 DECODED_F1 = 50.0  # percent, from which on something is decoded
-SHALLOW: list[Axes] = [{"attention": attention} for attention in ATTENTIONS]  # 4 layers
-DEEP: list[Axes] = [{"attention": "softmax", "millions": n} for n in MILLIONS]  # 16 layers
+SHALLOW: list[Axes] = [{"kind": attention} for attention in ATTENTIONS]  # 4 layers
+DEEP: list[Axes] = [{"kind": "softmax", "millions": n} for n in MILLIONS]  # 16 layers
 EARLY = "Early layers tell more of the answer's value"
 IN_WORDS = {
     ("fixed", "context"): "inputs of the context fixed, query varied",
@@ -142,7 +142,7 @@ def _last(rows: Sequence[Row], place: Axes) -> Row | None:
 
 def related_are_similar(rows: Sequence[Row]) -> Verdict:
     """Addition and subtraction against all pairs of rules, for HYLA; and more so than untrained."""
-    place = {"attention": "hyla", "what": "similarity"}
+    place = {"kind": "hyla", "what": "similarity"}
     pairs = []
     for way in KEYS:
         row = next((row for row in rows if is_at(row, {**place, **way})), None)
@@ -243,7 +243,7 @@ CODES_FUZZY = Experiment(
     title="Fuzzy logic: latent codes",
     where="figures 2B, 2D and 8",
     points=lambda: [
-        Point({"attention": attention}, fuzzy_logic_run(FUZZY_GRID, attention=attention))
+        Point({"kind": attention}, fuzzy_logic_run(FUZZY_GRID, kind=attention))
         for attention in ATTENTIONS
     ],
     make=analysed,
@@ -264,7 +264,7 @@ CODES_SRAVEN = Experiment(
     title="SRAVEN: latent codes",
     where="figures 5A, 5B, 5E, 5F, 12 and 14",
     points=lambda: [
-        Point({"attention": attention}, sraven_run(SRAVEN_GRID, attention=attention))
+        Point({"kind": attention}, sraven_run(SRAVEN_GRID, kind=attention))
         for attention in ATTENTIONS
     ],
     make=analysed,
@@ -292,7 +292,7 @@ CODES_DEPTH = Experiment(
     title="SRAVEN: latent codes of 16 layers of softmax attention",
     where="figure 13",
     points=lambda: [
-        Point(model, depth_run(model["attention"], model["millions"] * MILLION, 16))
+        Point(model, depth_run(model["kind"], model["millions"] * MILLION, 16))
         for model in DEEP
     ],
     make=analysed_by_layer,

@@ -39,7 +39,7 @@ def run(attention: str) -> RunConfig:
     """The training of one kind."""
     model = ModelConfig(
         input_size=TASK.variables + 1, output_size=1, layers=2, width=32, heads=8, head_size=2,
-        hidden_size=64, attention=attention, max_tokens=TASK.examples,
+        hidden_size=64, kind=attention, buckets=TASK.examples,
     )  # fmt: skip
     return RunConfig(
         TASK, model, grid(SEEDS, [1e-2], [0.03], [100]), STEPS, batch=BATCH,
@@ -49,13 +49,13 @@ def run(attention: str) -> RunConfig:
 
 def points() -> list[Point]:
     """One for each kind, the slowest first."""
-    return [Point({"attention": a}, run(a)) for a in reversed(ATTENTIONS)]
+    return [Point({"kind": a}, run(a)) for a in reversed(ATTENTIONS)]
 
 
 def hyla_is_better(rows: Sequence[Row]) -> Verdict:
     """HYLA against softmax and linear attention."""
-    hyla = find(rows, attention="hyla")
-    return all_above([(hyla, find(rows, attention=a), f"HYLA against {a}") for a in ATTENTIONS[:2]])
+    hyla = find(rows, kind="hyla")
+    return all_above([(hyla, find(rows, kind=a), f"HYLA against {a}") for a in ATTENTIONS[:2]])
 
 
 DEMO = Experiment(

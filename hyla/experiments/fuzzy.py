@@ -44,8 +44,8 @@ def points() -> list[Point]:
         for examples in sorted(EXAMPLES, key=lambda n: n != 32):
             for attention in ATTENTIONS:
                 task = FuzzyLogicConfig(examples=examples, held_out=fraction)
-                config = fuzzy_logic_run(FUZZY_GRID, attention=attention, task=task)
-                axes = {"attention": attention, "examples": examples, "held_out": fraction}
+                config = fuzzy_logic_run(FUZZY_GRID, kind=attention, task=task)
+                axes = {"kind": attention, "examples": examples, "held_out": fraction}
                 found.append(Point(axes, config))
     return found
 
@@ -59,7 +59,7 @@ def solved_with_enough_examples(rows: Sequence[Row]) -> Verdict:
     settings = len(EXAMPLES) * len(HELD_OUT_FRACTIONS)
     best, solved, missing = [], [], False
     for attention in ATTENTIONS:
-        there = [row for row in rows if is_at(row, {"attention": attention})]
+        there = [row for row in rows if is_at(row, {"kind": attention})]
         there = [row for row in there if row.get("mean") is not None]
         best += [max(there, key=lambda row: row["mean"])] if there else []
         solved.append(bool(there) and best[-1]["mean"] >= SOLVED)
@@ -82,8 +82,8 @@ def harder_with_more_held_out(rows: Sequence[Row]) -> Verdict:
     return all_above(
         [
             (
-                find(rows, attention=attention, examples=examples, held_out=LEAST),
-                find(rows, attention=attention, examples=examples, held_out=MOST),
+                find(rows, kind=attention, examples=examples, held_out=LEAST),
+                find(rows, kind=attention, examples=examples, held_out=MOST),
                 f"{attention}, {examples} examples, {_percent(LEAST)} held out against "
                 f"{_percent(MOST)}",
             )
@@ -111,7 +111,7 @@ def hyla_falls_less(rows: Sequence[Row]) -> Verdict:
 
 def _fall(rows: Sequence[Row], attention: str, examples: int) -> Row | None:
     """What one kind loses, as what is compared."""
-    place = {"attention": attention, "examples": examples}
+    place = {"kind": attention, "examples": examples}
     least, most = (find(rows, **place, held_out=fraction) for fraction in (LEAST, MOST))
     return None if least is None or most is None else gap_row(least, most)
 
@@ -121,8 +121,8 @@ def hyla_is_best_with_most_held_out(rows: Sequence[Row]) -> Verdict:
     return all_above(
         [
             (
-                find(rows, attention="hyla", examples=examples, held_out=MOST),
-                find(rows, attention=other, examples=examples, held_out=MOST),
+                find(rows, kind="hyla", examples=examples, held_out=MOST),
+                find(rows, kind=other, examples=examples, held_out=MOST),
                 f"{_setting({'examples': examples, 'held_out': MOST})}, HYLA against {other}",
             )
             for examples in EXAMPLES
@@ -136,7 +136,7 @@ def closer_in_distribution(rows: Sequence[Row]) -> Verdict:
     pairs = []
     for examples, fraction in product(EXAMPLES, HELD_OUT_FRACTIONS):
         place = {"examples": examples, "held_out": fraction}
-        found = [find(rows, attention=attention, **place) for attention in ATTENTIONS]
+        found = [find(rows, kind=attention, **place) for attention in ATTENTIONS]
         beyond, within = (_spread(found, name) for name in (HELD_OUT, IN_DISTRIBUTION))
         pairs.append((beyond, within, _setting(place)))
     about = "Largest difference between two kinds, held out against in distribution"
@@ -210,7 +210,7 @@ def _unknown_and_known(row: Row) -> list[tuple[float, float]] | None:
 
 def _regression(row: Row) -> Row | None:
     is_it = row.get("reader") == "regression"
-    return {**row, "attention": "regression, no model"} if is_it else None
+    return {**row, "kind": "regression, no model"} if is_it else None
 
 
 def r2_over_examples(colour: str) -> tuple[Figure, ...]:

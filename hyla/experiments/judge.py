@@ -189,5 +189,5 @@ def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
 
 def in_words(place: Axes) -> str:
     """Where rows stand, as it is said in evidence."""
-    words = {"attention": "{}", "millions": "{} M instances"}
+    words = {"kind": "{}", "millions": "{} M instances"}
     return ", ".join(words.get(axis, axis + " {}").format(value) for axis, value in place.items())

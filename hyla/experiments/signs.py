@@ -31,7 +31,7 @@ TOLD_APART = "told apart"
 def points() -> list[Point]:
     """Models of table 1, the deepest with least and most data, two with other numbers of heads."""
     table = [
-        _point(attention, sraven_run(SRAVEN_GRID, attention=attention)) for attention in ATTENTIONS
+        _point(attention, sraven_run(SRAVEN_GRID, kind=attention)) for attention in ATTENTIONS
     ]
     deepest = [_point("softmax", depth_run("softmax", n * MILLION, 16)) for n in (10, 40)]
     other_heads = [_point(one, heads_run(one, n)) for one, n in (("softmax", 4), ("hyla", 32))]
@@ -41,7 +41,7 @@ def points() -> list[Point]:
 def _point(attention: str, config: RunConfig) -> Point:
     size = {"heads": config.model.heads, "depth": config.model.layers}
     millions = config.steps * config.batch // MILLION
-    return Point({"attention": attention, **size, "millions": millions}, config)
+    return Point({"kind": attention, **size, "millions": millions}, config)
 
 
 def told_apart(

@@ -46,7 +46,7 @@ FEATURE_NUMBERS = (2, 3, 4, 5)
 
 def _points(axis: str, values: Sequence[Any], run: Callable[..., RunConfig]) -> list[Point]:
     return [
-        Point({"attention": attention, axis: value}, run(attention, value))
+        Point({"kind": attention, axis: value}, run(attention, value))
         for value in values
         for attention in ATTENTIONS
     ]
@@ -60,7 +60,7 @@ def scaling_points(
     grid_ = [(millions, value) for value in values for millions in MILLIONS]
     return [
         Point(
-            {"attention": attention, "millions": millions, axis: value},
+            {"kind": attention, "millions": millions, axis: value},
             run(attention, millions * MILLION, value),
         )
         for millions, value in sorted(grid_, key=lambda place: place not in corners)
@@ -70,28 +70,28 @@ def scaling_points(
 
 def width_run(attention: str, instances: int, width: int) -> RunConfig:
     """Width, hidden size and number of heads times a factor."""
-    return sraven_run(FULL_GRID, attention=attention, instances=instances, width_factor=width)
+    return sraven_run(FULL_GRID, kind=attention, instances=instances, width_factor=width)
 
 
 def depth_run(attention: str, instances: int, depth: int) -> RunConfig:
     """A number of layers."""
-    return sraven_run(FULL_GRID, attention=attention, instances=instances, layers=depth)
+    return sraven_run(FULL_GRID, kind=attention, instances=instances, layers=depth)
 
 
 def heads_run(attention: str, heads: int) -> RunConfig:
     """The number of heads at a constant size of all together."""
-    config = sraven_run(SRAVEN_GRID, attention=attention)
+    config = sraven_run(SRAVEN_GRID, kind=attention)
     return replace(config, model=config.model.with_heads(heads))
 
 
 def features_run(attention: str, features: int) -> RunConfig:
     """K features of a panel."""
-    return sraven_run(SRAVEN_GRID, attention=attention, task=SravenConfig(features=features))
+    return sraven_run(SRAVEN_GRID, kind=attention, task=SravenConfig(features=features))
 
 
 def held_out_run(attention: str, fraction: float) -> RunConfig:
     """A fraction of the rule combinations kept from training."""
-    return sraven_run(SRAVEN_GRID, attention=attention, task=SravenConfig(held_out=fraction))
+    return sraven_run(SRAVEN_GRID, kind=attention, task=SravenConfig(held_out=fraction))
 
 
 def all_solve(axis: str, value: int) -> Judge:
@@ -102,7 +102,7 @@ def all_solve(axis: str, value: int) -> Judge:
 
     def judge(rows: Sequence[Row]) -> Verdict:
         place = {"millions": MILLIONS[-1], axis: value}
-        found = [find(rows, attention=attention, **place) for attention in ATTENTIONS]
+        found = [find(rows, kind=attention, **place) for attention in ATTENTIONS]
         there = [row for row in found if row is not None]
         if not there:
             return NOT_MEASURED
@@ -125,8 +125,8 @@ def all_solve(axis: str, value: int) -> Judge:
 def better_when_small(rows: Sequence[Row]) -> Verdict:
     """Judges the smallest models with least data."""
     place = {"millions": MILLIONS[0], "width": 1}
-    hyla = find(rows, attention="hyla", **place)
-    others = [(a, find(rows, attention=a, **place)) for a in ATTENTIONS[:2]]
+    hyla = find(rows, kind="hyla", **place)
+    others = [(a, find(rows, kind=a, **place)) for a in ATTENTIONS[:2]]
     return all_above([(hyla, row, f"HYLA against {name}") for name, row in others])
 
 
@@ -138,8 +138,8 @@ def _scaling(
 ) -> Experiment:
     widens = axis == "width"  # the smallest model is in both figures: it is judged in one of them
     larger = values if widens else values[1:]
-    groups = [{"attention": a, axis: v} for a in ATTENTIONS for v in larger]
-    sizes = [{"attention": a, "millions": n} for a in ATTENTIONS for n in MILLIONS]
+    groups = [{"kind": a, axis: v} for a in ATTENTIONS for v in larger]
+    sizes = [{"kind": a, "millions": n} for a in ATTENTIONS for n in MILLIONS]
 
     def lines(title: str, measure: str, **options: Any) -> Figure:
         return Figure("lines", title, "millions", measure, "attention", axis, log=True, **options)
@@ -192,7 +192,7 @@ def _details(axis: str, where: dict[str, Any]) -> list[Figure]:
 def _yardstick(row: Row) -> Row | None:
     """A reader as a line among the kinds of attention."""
     is_one = row.get("reader") in YARDSTICKS
-    return {**row, "attention": f"{row['reader']}, no model"} if is_one else None
+    return {**row, "kind": f"{row['reader']}, no model"} if is_one else None
 
 
 def _figures(axis: str, **options: Any) -> tuple[Figure, ...]:
@@ -205,7 +205,7 @@ def _figures(axis: str, **options: Any) -> tuple[Figure, ...]:
         lines("Held-out accuracy", HELD_OUT, ceiling=True),
         lines("Held-out accuracy of single features", PER_FEATURE),
         lines("Accuracy on combinations of training", IN_DISTRIBUTION),
-        *(figure for a in ATTENTIONS for figure in _details(axis, {"attention": a})),
+        *(figure for a in ATTENTIONS for figure in _details(axis, {"kind": a})),
     )
 
 
@@ -223,7 +223,7 @@ HEADS_EXPERIMENT = Experiment(
     claims=(
         Claim(
             "A single head, without the hypernetwork, hurts",
-            above("heads", 16, 1, [{"attention": attention} for attention in ATTENTIONS]),
+            above("heads", 16, 1, [{"kind": attention} for attention in ATTENTIONS]),
         ),
     ),
     smoke={"heads": (1, 4)},
@@ -241,7 +241,7 @@ FEATURES = Experiment(
     claims=(
         Claim(
             "More features are harder",
-            above("features", 2, 5, [{"attention": attention} for attention in ATTENTIONS]),
+            above("features", 2, 5, [{"kind": attention} for attention in ATTENTIONS]),
         ),
     ),
     smoke={"features": (2, 3)},

@@ -186,7 +186,7 @@ class RunConfig(Config):
 def sraven_run(
     members: tuple[Member, ...],
     *,
-    attention: str = "hyla",
+    kind: str = "hyla",
     layers: int = 4,
     width_factor: int = 1,
     more_heads: bool = True,
@@ -201,7 +201,7 @@ def sraven_run(
     """
     task = SravenConfig() if task is None else task
     model = sraven_model(
-        attention,
+        kind,
         layers=layers,
         width_factor=width_factor,
         more_heads=more_heads,
@@ -215,7 +215,7 @@ def sraven_run(
 def fuzzy_logic_run(
     members: tuple[Member, ...],
     *,
-    attention: str = "hyla",
+    kind: str = "hyla",
     steps: int = 50_000,
     task: FuzzyLogicConfig | None = None,
 ) -> RunConfig:
@@ -225,7 +225,7 @@ def fuzzy_logic_run(
     2
     """
     task = FuzzyLogicConfig() if task is None else task
-    model = fuzzy_logic_model(attention, examples=task.examples)
+    model = fuzzy_logic_model(kind, examples=task.examples)
     model = replace(model, input_size=task.variables + 1)
     splits = ("train", "held_out", *(["unknown"] if task.unknown else []))
     return RunConfig(

@@ -35,7 +35,7 @@ class RunState:
     step: int = 0
     steps: int = 0
     task: str = ""
-    attention: str = ""
+    kind: str = ""
     members: int = 0
     problem: str = ""
     summary: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ def folder_name(config: RunConfig) -> str:
     """A name of its own for every configuration, so that the same command finds the same folder."""
     text = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))
     digits = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{config.task_name}-{config.model.attention}-{digits}"
+    return f"{config.task_name}-{config.model.kind}-{digits}"
 
 
 def list_runs(root: Path) -> list[RunState]:
@@ -93,7 +93,7 @@ def read_state(path: Path) -> RunState:
         step or 0,
         steps if isinstance(steps, int) else 0,
         str(task.get("name", "")) if isinstance(task, dict) else "",
-        str(model.get("attention", "")) if isinstance(model, dict) else "",
+        str(model.get("kind", "")) if isinstance(model, dict) else "",
         len(members) if isinstance(members, list) else 0,
         problem,
         summary,
