@@ -1,5 +1,7 @@
 """Attention as a hypernetwork: HYLA and its relatives, in PyTorch."""
 
+from pathlib import Path
+
 from hyla.attention import ACTIVATIONS, KINDS, Kind, attend, latent_codes
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
 from hyla.attention.layer import KeyValueCache, MultiHeadAttention
@@ -29,8 +31,29 @@ __all__ = [
     "fuzzy_logic_model",
     "language_model",
     "latent_codes",
+    "load",
     "member",
     "sraven_model",
     "stack",
     "value_networks",
 ]
+
+
+def load(name_or_path: Path | str, member: int = 0, step: int | None = None) -> Transformer:
+    """Load a trained model: a packaged one by its name, or one member of a run folder.
+
+    name_or_path: a name in `hyla.pretrained.NAMES`, or the path of a run folder. An existing path
+        takes precedence over a name.
+    member: number of the member in the run; a packaged model has only member 0.
+    step: load the checkpoint of this step instead of the newest one.
+
+    Returns an ordinary float32 model on the CPU, in eval mode.
+
+    >>> import hyla
+    >>> model = hyla.load("sraven-hyla")
+    >>> model.config.kind, model.config.layers, model.training
+    ('hyla', 4, False)
+    """
+    from hyla.train.trained import load_member  # not above: training needs safetensors
+
+    return load_member(name_or_path, member, step)[1]

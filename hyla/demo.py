@@ -1,9 +1,9 @@
 """What `make reproduce` runs: the paper's identity, its first claim on a reduced task, the report.
 
-First, for every kind: the layer equals a sum of generated value networks. Then softmax attention,
-linear attention and HYLA learn small fuzzy logic functions from examples, three seeds of each as
-one population, two populations at a time; their latent codes are collected and decoded, and all
-of it is put on one page. `hyla/experiments/demo.py` says how the task was chosen.
+First it checks for every kind that the layer equals a sum of generated value networks. Then softmax
+attention, linear attention and HYLA learn small fuzzy logic functions from examples, three seeds
+each, two kinds at a time. Their latent codes are collected and decoded, and all results go on one
+page. `hyla/experiments/demo.py` says how the task was chosen.
 """
 
 import signal
@@ -14,16 +14,16 @@ from types import FrameType
 
 import torch
 
+from hyla.analysis.summary import CONTROL, F1
 from hyla.attention.hypernetwork import value_networks
 from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import KINDS
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.code_rows import CONTROL, F1
-from hyla.experiments.declare import HELD_OUT, IN_DISTRIBUTION
-from hyla.experiments.judge import find, shown
-from hyla.experiments.results import read_rows, results_file
-from hyla.experiments.runner import Options, run_experiment
-from hyla.experiments.sraven import ATTENTIONS
+from hyla.experiments.demo import LAYERS
+from hyla.experiments.paper.sraven import THREE
+from hyla.experiments.rows import all_rows
+from hyla.experiments.run import Options, run_experiment
+from hyla.experiments.spec import HELD_OUT, IN_DISTRIBUTION, Row
 from hyla.processes import run_all
 from hyla.report import write
 from hyla.train.watch import Progress, Watcher
@@ -44,59 +44,68 @@ def identity_error(kind: str) -> float:
 
 
 class Lines(Watcher):
-    """Tells now and then how far a run is."""
+    """Prints the progress of a run now and then."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.told = name, 0
+        self.name, self.printed = name, 0
 
     def progress(self, progress: Progress) -> None:
-        if progress.step >= self.told + STEPS_BETWEEN_LINES:
-            self.told = progress.step
+        if progress.step >= self.printed + STEPS_BETWEEN_LINES:
+            self.printed = progress.step
             print(f"  {self.name}: step {progress.step} of {progress.steps}", flush=True)
 
 
-def work(attention: str) -> None:
-    """Trains a kind, unless it is, and looks at its codes."""
-    torch.set_num_threads(1)  # as fast for tensors this small; others are trained beside them
-    options = Options(scale="demo", only={"kind": (attention,)}, device="cpu")
-    run_experiment(EXPERIMENTS["demo"], options, partial(Lines, attention))
-    print(f"  {attention}: trained; its latent codes", flush=True)
+def work(kind: str) -> None:
+    """Train a kind, unless that is done, and analyse its codes."""
+    torch.set_num_threads(1)  # as fast for tensors this small; the other core trains another kind
+    options = Options(only={"kind": (kind,)}, device="cpu")
+    run_experiment(EXPERIMENTS["demo"], options, partial(Lines, kind))
+    print(f"  {kind}: trained; its latent codes", flush=True)
     run_experiment(EXPERIMENTS["demo-codes"], options)
 
 
 def train_all() -> None:
-    """Trains all kinds; a request to end is passed on to the workers, and they save first."""
+    """Train all kinds; a request to terminate reaches the workers, which save first."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    jobs = {attention: partial(work, attention) for attention in SLOWEST_FIRST}
+    jobs = {kind: partial(work, kind) for kind in SLOWEST_FIRST}
     if any(dict(run_all(jobs, WORKERS)).values()):
         raise SystemExit("a part of the demonstration has failed, see above")
 
 
 def show() -> None:
-    """What came of it, beside what is to be expected."""
-    rows, codes = (read_rows(results_file(name, "demo")) for name in ("demo", "demo-codes"))
-    print("\nR2 in percent, mean and standard error over seeds; F1 of decoding the terms of")
-    print("held-out functions from the codes of the last layer, with the inputs of the context")
-    print("fixed, and the same with shuffled labels:\n")
+    """Print the results beside the numbers to expect."""
+    store = Options().store()
+    rows, codes = (all_rows(EXPERIMENTS[name], store) for name in ("demo", "demo-codes"))
+    print(
+        "\nR2 in percent, mean and standard error over seeds; F1 of decoding the terms of held-out"
+    )
+    print(
+        "functions from the codes of the last layer, with fixed context inputs, and the same with"
+    )
+    print("shuffled labels:\n")
     print(f"  {'':10}{'held out':>14}{'in training':>14}{'F1':>14}{'shuffled':>14}")
-    last = EXPERIMENTS["demo"].points()[0].config.model.layers - 1  # type: ignore[union-attr]
-    place = {"what": "decoding", "fixed": "context", "layer": last, "label": "all"}
-    for attention in ATTENTIONS:
-        row, decoded = find(rows, kind=attention), find(codes, kind=attention, **place)
-        assert row is not None
-        assert decoded is not None
+    place = {"what": "decoding", "fixed": "context", "layer": LAYERS - 1, "label": "all"}
+    for kind in THREE:
+        row = next(row for row in rows if row.is_at({"kind": kind}))
+        decoded = next(row for row in codes if row.is_at({"kind": kind, **place}))
         cells = [shown(row, HELD_OUT), shown(row, IN_DISTRIBUTION)]
         cells += [shown(decoded, F1), shown(decoded, CONTROL)]
-        print(f"  {attention:10}" + "".join(f"{cell:>14}" for cell in cells))
+        print(f"  {kind:10}" + "".join(f"{cell:>14}" for cell in cells))
     print("\nTo expect on held-out functions: softmax 50 ± 7, linear 23 ± 5, hyla 63 ± 3.")
 
 
+def shown(row: Row, name: str) -> str:
+    """A measure as mean and standard error."""
+    sample = row.measures[name]
+    return f"{sample.mean:.1f} ± {sample.standard_error:.1f}"
+
+
 def main() -> None:
-    """Prints the parts of the demonstration, and where the page is."""
+    """Run the demonstration and write the page."""
     start = time.monotonic()
     torch.manual_seed(0)
     print("Every layer is a sum over keys of value networks that the latent code generates.")
@@ -104,11 +113,11 @@ def main() -> None:
     for kind in KINDS:
         print(f"  {kind:34}{identity_error(kind):10.1e}")
     print("\nTraining 3 seeds each of HYLA, linear and softmax attention on fuzzy logic functions")
-    print("of 3 variables, 60 % of the functions held out (what is done already is kept):\n")
+    print("of 3 variables, 60 % of the functions held out (finished trainings are kept):\n")
     try:
         train_all()
     except KeyboardInterrupt:
-        raise SystemExit("interrupted: the same command goes on") from None
+        raise SystemExit("interrupted: the same command resumes") from None
     show()
     write(PAGE)
     print(f"\nThe report: {PAGE.absolute()} ({time.monotonic() - start:.0f} s in all)")

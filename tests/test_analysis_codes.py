@@ -4,13 +4,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from helpers import tiny_run
+from helpers import run, tiny_run
+from torch import Tensor
 
 from hyla import ModelConfig, Transformer, build, member, stack, value_networks
 from hyla.analysis import (
@@ -24,13 +23,13 @@ from hyla.analysis import (
     decode,
     load_codes,
 )
-from hyla.experiments.code_rows import _decoding, _with_each_rule, silent
-from hyla.experiments.rows import Trained
+from hyla.analysis.summary import CONTROL, _with_each_rule, analyse
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, split_combinations
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.tasks.sraven import split_combinations as rule_combinations
 from hyla.train import load_run, train
 from hyla.train.population import FIRST_EVALUATION_INSTANCE as FIRST
+from hyla.train.store import read_run
 
 FUZZY = FuzzyLogicConfig(variables=3, examples=7, held_out=0.3)
 SRAVEN = SravenConfig(features=2, values=5)
@@ -47,8 +46,9 @@ def model(task: FuzzyLogicConfig | SravenConfig, attention: str = "hyla") -> Tra
 
 
 def test_chosen_instances_have_each_rule_equally_often() -> None:
-    trained = SimpleNamespace(seed=3, run=SimpleNamespace(config=SimpleNamespace(task=SRAVEN)))
-    numbers = _with_each_rule(cast(Trained, trained), 5)
+    config = tiny_run("sraven")
+    assert (config.task, config.members[0].seed) == (SRAVEN, 3)
+    numbers = _with_each_rule(config, 0, 5)
     assert len(set(numbers.tolist())) == 5 * len(RULES)
     one = model(SRAVEN)
     chosen = collect(one, SRAVEN, "all", numbers, seed=3, batch=7)
@@ -63,12 +63,14 @@ def test_chosen_instances_have_each_rule_equally_often() -> None:
 
 
 def test_rules_and_answers_are_decoded_each_by_its_own_labels(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Codes that hold the answer in the first layer and the rule in the last."""
 
-    def planted(member: Trained, split: str, instances: int, keys: str) -> Codes:
-        generator = np.random.default_rng([member.seed, split == "train"])
+    def planted(path: Path, number: int, split: str, chosen: int | Tensor, keys: str) -> Codes:
+        assert (path, keys) == (tmp_path, "self")
+        instances = chosen if isinstance(chosen, int) else len(chosen)
+        generator = np.random.default_rng([number, split == "train"])
         rule, target = generator.integers(3, size=instances), generator.integers(5, size=instances)
         noise = 0.1 * generator.standard_normal((2, instances, 7))
         noise[0, np.arange(instances), target] += 1.0
@@ -81,11 +83,22 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
         assert (train.labels["split"][0], test.labels["split"][0]) == ("train", "held_out")
         return decode(train, test, label, **options)
 
-    monkeypatch.setattr("hyla.experiments.code_rows._codes", planted)
-    monkeypatch.setattr("hyla.experiments.code_rows.decode", checked)
-    members = cast(list[Trained], [SimpleNamespace(seed=seed) for seed in (0, 1)])
-    rows = list(_decoding(members, ["rule", "target"], "smoke", {"keys": "self"}, silent))
-    f1 = {(row["what"], row["layer"], row["label"]): row["mean"] for row in rows}
+    run(tiny_run("sraven", steps=7), tmp_path)
+    monkeypatch.setattr("hyla.analysis.summary.collect_run", planted)
+    monkeypatch.setattr("hyla.analysis.summary.decode", checked)
+    found: dict[tuple[str, int, str], list[dict[str, float | None]]] = {}
+    for trained in read_run(tmp_path)[:2]:
+        for entry in analyse(trained, instances=256, mapped=40, shuffles=1, keys="self"):
+            assert entry.axes["keys"] == "self"
+            what, layer, label = (entry.axes[name] for name in ("what", "layer", "label"))
+            if what in ("decoding", "answers", "explained"):
+                found.setdefault((what, layer, label), []).append(entry.measures)
+    assert {len(entries) for entries in found.values()} == {2}
+
+    def mean(entries: list[dict[str, float | None]], name: str) -> float:
+        return float(np.mean([entry[name] for entry in entries]))
+
+    f1 = {place: mean(entries, next(iter(entries[0]))) for place, entries in found.items()}
     assert {label for what, _, label in f1 if what == "decoding"} == {"all", "a", "b", "c"}
     assert {label for what, _, label in f1 if what == "answers"} == {
         "all", *(f"value {value}" for value in range(5))
@@ -95,9 +108,8 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
     assert f1["answers", 1, "value 4"] < 50.0
     assert f1["explained", 1, "rule"] > 80.0 > 10.0 > f1["explained", 1, "value"]
     assert f1["explained", 0, "value"] > 80.0 > 10.0 > f1["explained", 0, "rule"]
-    shuffled = "F1, labels shuffled"
-    controls = [r["measures"][shuffled]["mean"] for r in rows if shuffled in r["measures"]]
-    assert len(controls) == len(rows) - 4
+    controls = [mean(entries, CONTROL) for entries in found.values() if CONTROL in entries[0]]
+    assert len(controls) == len(found) - 4
     assert max(controls) < 60.0
 
 

@@ -1,267 +1,184 @@
-"""`hyla reproduce`: what it lists, refuses, runs and skips."""
+"""`hyla reproduce`: what it lists, refuses, trains, shows and publishes."""
 
 import json
-import shlex
-import shutil
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from commands import Hyla
-from test_report_rows import write_results
 
-from hyla.experiments import EXPERIMENTS, Row
-from hyla.experiments.results import read_rows
-from hyla.experiments.runner import Options, chosen_points
-from hyla.experiments.search import populations
-from hyla.train.run import TimeUp
-from hyla.train.runs import folder_name
+from hyla import cli
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments import run as module
+from hyla.train import TimeUp
+from hyla.train.runs import list_runs
+
+ROOT = Path(__file__).parents[1]
+ONE = "--only row=HYLA task=SRAVEN"
 
 
-def test_the_list_has_every_experiment_with_its_cost(hyla: Hyla) -> None:
-    place = f"--runs {hyla.folder / 'runs'} --results {hyla.folder / 'results'}"
+def tiny(hyla: Hyla, words: str = "ablation") -> str:
+    return f"reproduce {words} --tiny --device cpu --runs {hyla.folder / 'runs'}"
+
+
+def test_the_list_says_what_is_missing_and_what_it_costs(hyla: Hyla) -> None:
+    place = f"--runs {hyla.folder / 'runs'} --results {ROOT / 'results'} --device cpu"
     found = hyla.json(f"reproduce --list {place}")
     assert list(found) == list(EXPERIMENTS)
-    assert found["ablation"]["points"] == 26
-    assert found["ablation"]["members"] == 26 * 12
-    less = hyla.json(f"reproduce --list --search first-seed {place}")
-    assert less["ablation"]["members"] == 26 * 6
-    assert less["ablation"]["hours"] < found["ablation"]["hours"]
-    assert "figures 2C and 9" in hyla(f"reproduce --list {place}")
-    one = hyla.json(f"reproduce --list --search 3e-4,0.3,1000 {place}")
-    assert one["heads"]["members"] == 18 * 3
-    assert "fuzzy" not in one  # whose grid is another
-
-
-def test_the_list_names_the_options_with_which_rows_stay(hyla: Hyla) -> None:
-    results, _ = write_results(hyla.folder, names=("heads",))  # in bf16
-    file = results / "heads.json"
-    first, *rows = json.loads(file.read_text())
-    file.write_text(json.dumps([first | {"search": "first-seed"}, *rows]))
-    place = f"--runs {hyla.folder / 'runs'} --results {results}"
-    hint = "To keep those, ask with the options they were made with: "
-    one = "--search first-seed --precision bf16 (1)"
-    assert f"{hint}--search full --precision bf16 (17), {one}." in hyla(f"reproduce --list {place}")
-    assert f"{hint}{one}." in hyla(f"reproduce --list --precision bf16 {place}")
-    file.write_text(json.dumps(rows))
-    assert hint not in hyla(f"reproduce --list --precision bf16 {place}")
+    ablation = {"points": 26, "complete": 26, "trainings_left": 0, "hours_left": 0.0}
+    assert found["ablation"] == ablation
+    assert found["scaling-width"]["trainings_left"] > 0
+    own = hyla.json(f"reproduce ablation demo --list --own {place}")
+    assert own["ablation"]["trainings_left"] == 26 * (4 + 2)  # a search on a seed, two seeds more
+    assert own["ablation"]["hours_left"] > 30 * own["demo"]["hours_left"] > 0
+    twelve = hyla.json(f"reproduce ablation --list --seeds 12 {place}")
+    assert twelve["ablation"]["trainings_left"] == 26 * 9
+    lines = hyla(f"reproduce --list {place}").splitlines()
+    assert max(map(len, map(str.rstrip, lines))) <= 100
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ("", "names: expected one or more of ablation"),
-        ("ablatoin", "names: unknown name 'ablatoin'. Did you mean 'ablation'"),
-        ("heads --scale smok", "scale: unknown name 'smok'. Did you mean 'smoke'"),
-        ("heads --scale demo", "scale of heads: unknown name 'demo'"),
+        ("ablatoin", "Did you mean 'ablation'"),
         ("heads --only heads", "--only: expected AXIS=VALUE"),
-        ("heads --only", "--only: expected AXIS=VALUE, such as kind=hyla, got nothing"),
-        ("heads --only None", "--only: expected AXIS=VALUE, such as kind=hyla, got 'None'"),
-        (
-            "heads --only haeds=1",
-            "--only, axis of heads: unknown name 'haeds'. Did you mean 'heads'",
-        ),
-        ("heads --precision bf61", "precision: unknown name 'bf61'. Did you mean 'bf16'"),
-        (
-            "heads --only heads=4,8",
-            "--only: expected one value each: heads=4 heads=8, got 'heads=4,8'",
-        ),
-        ("heads --seeds 0", "--seeds: expected a whole number of at least 1, got 0"),
-        ("heads --seeds 4", "--seeds: expected at most 3, which experiments have, got 4"),
-        ("heads --members 0", "members: expected a whole number of at least 1, got 0"),
-        ("heads --processes 0", "processes: expected a whole number of at least 1, got 0"),
-        ("heads --processes 2 --again", "processes: expected 1 with --again"),
+        ("heads --only", "--only: expected AXIS=VALUE"),
+        ("heads --only haeds=1", "Did you mean 'heads'"),
+        ("heads --only kind=hila", "Did you mean 'hyla'"),
+        ("heads --only heads=4,8", "--only: expected one value each: heads=4 heads=8"),
         ("heads --only heads=1 --only heads=2", "--only: given more than once"),
-        ("heads --device nonsense", "device: expected one of this machine"),
-        ("heads --time-limit 0", "--time-limit: expected a number of minutes above 0, got 0"),
-        (
-            "heads --search frist-seed",
-            "search: unknown name 'frist-seed'. Did you mean 'first-seed'",
-        ),
-        (
-            "heads --search 3e-4,0.3",
-            "search: expected LEARNING_RATE,WEIGHT_DECAY,WARMUP",
-        ),
-        ("heads --search 3e-4,0.3,0.5", "three numbers such as 3e-4,0.3,1000, got 3e-4,0.3,0.5"),
-        (
-            "heads --search 3e-4,0.2,1000",
-            "--search: expected a setting of the grid: 0.001",
-        ),
-        (
-            "heads --search 3e-4,0.2,1000",
-            "got 0.0003,0.2,1000, in heads, attention softmax, heads 1.",
-        ),
+        ("heads --precision bf61", "Did you mean 'bf16'"),
+        ("heads --seeds 0", "--seeds: expected a whole number of at least 1"),
+        ("heads --seeds 2 --search-seeds 3", "--search-seeds: expected at most 2"),
+        ("heads --members 0", "--members: expected a whole number of at least 1"),
+        ("heads --processes 0", "--processes: expected a whole number of at least 1"),
+        ("heads --choose-by luck", "--choose-by: unknown name 'luck'"),
+        ("heads --setting 3e-4,0.3", "--setting: expected learning rate, weight decay"),
+        ("heads --setting 3e-4,0.3,x", "--setting: expected learning rate, weight decay"),
+        ("heads --time-limit 0", "--time-limit: expected a number of minutes above 0"),
+        ("heads --publish --tiny", "--publish: expected"),
+        ("heads --again", "--again: unknown option"),
+        ("demo --own --device nonsense", "--device: expected one of this machine"),
     ],
 )
-def test_what_is_wrong_is_named(hyla: Hyla, arguments: str, message: str) -> None:
+def test_errors_name_the_option_and_what_was_expected(
+    hyla: Hyla, arguments: str, message: str
+) -> None:
+    before = set(Path.cwd().iterdir())
     assert message in hyla.error(f"reproduce {arguments}")
+    assert set(Path.cwd().iterdir()) == before
 
 
-def test_the_command_of_a_row_with_one_setting_makes_that_row(tmp_path: Path) -> None:
-    from hyla import cli
-
-    file = tmp_path / "smoke" / "results" / "ablation.json"
-
-    def make(words: str) -> Row:
-        cli.main([*shlex.split(words), "--runs", str(tmp_path), "--device", "cpu", "--json"])
-        (row,) = read_rows(file)
-        return row
-
-    only = "--only 'row=HYLA - RMSHead' task=SRAVEN"
-    row = make(f"reproduce ablation --scale smoke {only} --search 3e-4,0.10,1")
-    assert row["command"].endswith(f"{only} --search 0.0003,0.1,1")
-    file.unlink()
-    assert make(row["command"].removeprefix("hyla ")) == row
-
-
-def test_runs_and_skips(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
-    from hyla import cli
-
-    command = "reproduce heads --scale smoke --only kind=hyla heads=1 --device cpu --json"
-    arguments = [*command.split(), "--runs", str(hyla.folder)]
-    outputs = []
-    for _ in range(2):
-        cli.main(arguments)
-        outputs.append(capsys.readouterr())
-    assert outputs[0].out == outputs[1].out
-    assert outputs[1].err.strip().endswith("heads.json")
-
-
-def reproduce(options: str, runs: Path, name: str = "heads") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hyla.cli", "reproduce", name, "--scale", "smoke"]
-    command += ["--only", "kind=linear", "--device", "cpu", "--runs", str(runs)]
-    return subprocess.run([*command, *options.split()], capture_output=True, text=True)
-
-
-def test_only_the_first_seeds(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
-    from hyla import cli
-
-    command = "reproduce heads --scale smoke --only kind=linear heads=1 --device cpu --json"
-    cli.main([*command.split(), "--runs", str(hyla.folder), "--seeds", "1"])
-    (row,) = json.loads(capsys.readouterr().out)["heads"]
-    assert (row["seeds"], len(row["per_seed"])) == (1, 1)
-    listed = hyla(f"reproduce heads --list --scale smoke --seeds 1 --runs {hyla.folder}")
-    assert "made with --search full --precision fp32 --seeds 1 or by a wider search or" in listed
-
-
-def test_a_row_of_other_runs_is_named_before_it_is_replaced(
+def test_the_table_sets_ours_beside_the_papers(
     hyla: Hyla, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hyla import cli
+    command = f"reproduce ablation {ONE} --runs {hyla.folder} --results {ROOT / 'results'}"
+    text = hyla(command)
+    (line,) = (line for line in text.splitlines() if "HYLA" in line)
+    assert "69.1 ± 1.9" in line
+    found = hyla.json(command)["ablation"]
+    assert found[0]["paper"] == {"mean": 69.13, "standard_error": 1.90}
+    assert f"{found[0]['mean']:.1f}" in line
 
-    command = "reproduce heads --scale smoke --only kind=hyla heads=1 --device cpu --json"
-    cli.main([*command.split(), "--runs", str(hyla.folder)])
-    assert "has it" not in capsys.readouterr().err
-    cli.main([*command.split(), "--runs", str(hyla.folder), "--precision", "bf16"])
-    assert (
-        "heads.json has it, made with --search full --precision fp32; what is asked for"
-        in capsys.readouterr().err
-    )
-    file = hyla.folder / "smoke" / "results" / "heads.json"
-    assert [row["precision"] for row in read_rows(file)] == ["bf16"]
-    # Again: as it was made, whatever is asked for; and nothing is trained.
-    again = [*command.split(), "--runs", str(hyla.folder), "--again"]
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([word.replace("heads=1", "heads=4") for word in again])
-    assert stopped.value.code == 2
-    found = capsys.readouterr()
-    assert "heads 4 has no row to make anew" in found.err
-    assert "again: expected rows of these points, with runs in --runs or kept models" in found.err
-    assert f"got none in {file}." in found.err
-    assert found.out == ""
-    cli.main(again)
-    assert [row["precision"] for row in read_rows(file)] == ["bf16"]
-    for run in (hyla.folder / "smoke").glob("sraven-*"):
-        shutil.rmtree(run)
+
+def test_it_trains_what_is_missing_once(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"{tiny(hyla)} {ONE} --seeds 2 --json"
+    cli.main(command.split())
+    first = capsys.readouterr()
+    assert "training" in first.err
+    cli.main(command.split())
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert not again.err
+
+
+def test_own_ignores_what_is_published(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
+    found = hyla.json(f"reproduce ablation --list --own {ONE} --runs {hyla.folder} --device cpu")
+    assert found["ablation"]["complete"] == 0
+
+
+def test_processes_make_the_same_rows(hyla: Hyla, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for folder, processes in (("one", 1), ("two", 2)):
+        runs = hyla.folder / folder
+        cli.main(
+            f"reproduce ablation --only row=HYLA --seeds 1 --tiny --device cpu --runs {runs} "
+            f"--processes {processes} --json".split()
+        )
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+
+
+def test_a_failed_process_is_named_and_the_others_are_kept(hyla: Hyla) -> None:
+    runs = hyla.folder / "runs"
+    runs.mkdir()
+    cli.main([*f"{tiny(hyla)} {ONE} --seeds 1 --json".split()])
+    (state,) = list_runs(runs)
+    hyla.capsys.readouterr()
+    for path in (state.path / "config.json", state.path / "summary.json"):
+        path.write_text("{")
     with pytest.raises(SystemExit):
-        cli.main(again)
-    assert "again: expected a finished run" in capsys.readouterr().err
-    assert len(read_rows(file)) == 1
+        cli.main(f"{tiny(hyla)} --only row=HYLA --seeds 1 --processes 2 --json".split())
+    message = hyla.capsys.readouterr().err
+    assert "task SRAVEN" in message
+    assert any(s.state == "finished" and s.task == "fuzzy_logic" for s in list_runs(runs))
 
 
-def test_a_training_for_a_gpu_is_announced_on_a_cpu(
+def test_what_is_there_is_shown_when_time_is_up(
     hyla: Hyla, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hyla import cli
+    command = [*tiny(hyla).split(), "--seeds", "1", "--json", "--only", "row=HYLA"]
+    cli.main([*command, "task=fuzzy logic"])
+    capsys.readouterr()
 
-    def stopped(*arguments: object, **options: object) -> None:
+    def late(*arguments: object, **options: object) -> None:
         raise TimeUp("time is up")
 
-    monkeypatch.setattr("hyla.experiments.runner.train", stopped)
-    command = "reproduce heads --scale small --only kind=hyla heads=1 --device cpu"
-    cli.main([*command.split(), "--runs", str(hyla.folder)])
-    told = capsys.readouterr().err
-    assert "on one H200, far more on this CPU" in told
-    assert "the same command goes on" in told
+    monkeypatch.setattr(module, "train", late)
+    cli.main(command)
+    output = capsys.readouterr()
+    assert "the same command resumes" in output.err
+    (row,) = json.loads(output.out)["ablation"]
+    assert row["task"] == "fuzzy logic"
 
 
-def test_processes_make_the_same_rows(tmp_path: Path) -> None:
-    found = [reproduce(f"--processes {n}", tmp_path / str(n)) for n in (1, 2)]
-    rows = [read_rows(tmp_path / str(n) / "smoke" / "results" / "heads.json") for n in (1, 2)]
-    assert [row["heads"] for row in rows[1]] == [1, 4]
-    for one, other in zip(*rows, strict=True):
-        assert one["per_seed"] == other["per_seed"]
-        assert one["runs"] == other["runs"]
-    assert "linear, 4: step 2/4" in found[1].stderr  # the lines of a process say whose they are
+def test_a_killed_command_goes_on_and_leaves_a_clone_clean(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    command = [sys.executable, "-c", "from hyla.cli import main; main()", "reproduce", "demo"]
+    command += ["--only", "kind=softmax", "--device", "cpu"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    checkpoints = clone / "runs"
 
+    def started() -> "subprocess.Popen[str]":
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=clone, env=environment, stdout=pipe, stderr=pipe, text=True
+        )
 
-def test_a_failed_process_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    options = Options(scale="smoke", only={"kind": ("linear",), "heads": ("1",)})
-    (point,) = chosen_points(EXPERIMENTS["heads"], options)
-    assert point.config is not None
-    in_the_way = tmp_path / "smoke" / folder_name(populations(point.config, "full")[0])
-    in_the_way.parent.mkdir(parents=True)
-    in_the_way.write_text("a file")
-    found = reproduce("--processes 2", tmp_path)
-    assert found.returncode == 2
-    assert "linear, 1: error: " in found.stderr
-    assert "heads: points that failed, the others are kept: linear, 1 (exit code 1)" in found.stderr
-    rows = read_rows(tmp_path / "smoke" / "results" / "heads.json")
-    assert [row["heads"] for row in rows] == [4]
-
-
-def test_time_is_up_for_all_processes(tmp_path: Path) -> None:
-    found = reproduce("--processes 2 --time-limit 0.001", tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert "heads: time is up; the same command goes on from there" in found.stderr
-    assert not (tmp_path / "smoke" / "results").exists()
-
-
-def test_all_experiments_are_looked_at_before_one_is_run(hyla: Hyla) -> None:
-    for names, message in [
-        (
-            "heads features --scale smoke --only heads=1",
-            "--only, axis of features: unknown name 'heads'",
-        ),
-        ("demo heads --scale demo", "scale of heads: unknown name 'demo'"),
-    ]:
-        assert message in hyla.error(f"reproduce {names} --runs {hyla.folder}")
-        assert not list(hyla.folder.iterdir())
-
-
-def test_what_is_done_is_printed_when_time_is_up(
-    hyla: Hyla, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from hyla import cli
-
-    command = f"reproduce heads --scale smoke --device cpu --json --runs {hyla.folder}"
-    cli.main([*command.split(), "--only", "kind=hyla", "heads=1"])
-    done = json.loads(capsys.readouterr().out)
-    cli.main([*command.split(), "--only", "kind=hyla", "--time-limit", "1e-9"])
-    found = capsys.readouterr()
-    assert "heads: time is up at step" in found.err
-    assert json.loads(found.out) == done
-    command = f"reproduce ambiguity --scale smoke --json --runs {hyla.folder} --time-limit 1e-9"
-    cli.main(command.split())  # nothing is trained
-    assert json.loads(capsys.readouterr().out) == {"ambiguity": []}
-
-
-def test_points_are_trained_side_by_side(tmp_path: Path) -> None:
-    found = reproduce("--processes 2 --json", tmp_path, "scaling-width")
-    assert found.returncode == 0, found.stderr
-    assert "step" not in found.stderr
-    rows = json.loads(found.stdout)["scaling-width"]
-    assert [row["width"] for row in rows] == [1, 2]
-    assert len({*rows[0]["runs"], *rows[1]["runs"]}) == 2
+    with started() as first:
+        deadline = time.monotonic() + 60
+        while not list(checkpoints.rglob("metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == 128 + signal.SIGTERM, said
+    (state,) = list_runs(clone / "runs")
+    assert state.state == "interrupted"
+    with started() as second:
+        assert second.stderr is not None
+        for line in second.stderr:
+            if f"going on from step {state.step}" in line:
+                break
+        else:
+            pytest.fail("it did not resume")
+        second.send_signal(signal.SIGTERM)
+        second.communicate(timeout=60)
+    status = ["git", "status", "--porcelain"]
+    assert not subprocess.run(status, cwd=clone, capture_output=True, check=True).stdout

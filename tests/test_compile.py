@@ -17,9 +17,7 @@ needs_compiler = pytest.mark.skipif(
 
 def model(kind: str, **options: object) -> Transformer:
     sizes = {"input_size": 5, "output_size": 2, "layers": 1, "width": 11, "heads": 3}
-    config = ModelConfig(
-        **sizes, head_size=2, hidden_size=13, buckets=7, kind=kind, **options
-    )
+    config = ModelConfig(**sizes, head_size=2, hidden_size=13, buckets=7, kind=kind, **options)
     return build(config, seed=0)
 
 

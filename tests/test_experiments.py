@@ -1,53 +1,34 @@
-"""The declared experiments: what is chosen, reported, skipped, judged; each at its smallest."""
+"""The declared experiments: the paper's settings, and running them at a tiny size."""
 
-import itertools
-import math
-import shutil
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
-from helpers import tiny_run
 
-from hyla.experiments import EXPERIMENTS, code_rows, runner
-from hyla.experiments.ablation import ABLATION, ROWS, title
-from hyla.experiments.declare import Point
-from hyla.experiments.results import is_at, read_rows, results_file, write_rows
-from hyla.experiments.runner import (
-    Options,
-    chosen_points,
-    keep,
-    run_experiment,
-    trained,
-)
-from hyla.experiments.scales import points_at
-from hyla.experiments.search import SEARCHES, populations, run_names
-from hyla.experiments.status import status
-from hyla.files import without_nan
-from hyla.report.summary import OUTCOMES
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig, describe, split_combinations
-from hyla.train import TimeUp, load_run
-from hyla.train.config import grid
-from hyla.train.runs import folder_name
-from hyla.train.watch import Watcher
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments import run as module
+from hyla.experiments.judge import OUTCOMES, judge
+from hyla.experiments.paper.ablation import ABLATION, ROWS, title
+from hyla.experiments.publish import export, publish
+from hyla.experiments.rows import all_rows, missing, points_of, rows
+from hyla.experiments.run import Options, run_experiment
+from hyla.experiments.spec import Plan
+from hyla.train import Member, TimeUp, train
+from hyla.train.runs import list_runs
+from hyla.train.store import Store
+from hyla.train.training import Training
+from hyla.train.watch import Progress, Watcher
 
 ROOT = Path(__file__).parents[1]
-
-
-def test_runs_are_split_by_warmup_and_by_search() -> None:
-    members = grid(range(3), [1e-3, 3e-3], [0.1], [2, 5])
-    config = tiny_run("fuzzy_logic", members=members)
-    assert [len(part.members) for part in populations(config, "full")] == [6, 6]
-    first = populations(config, "first-seed")
-    assert [len(part.members) for part in first] == [2, 2]
-    assert {m.seed for part in first for m in part.members} == {0}
-    (one,) = populations(config, "1e-3,0.1,5")
-    assert one.members == grid(range(3), [1e-3], [0.1], [5])
-
-
-# Table 1 of the paper, and the grids of its appendix, written out once more.
+PAPER = [name for name, one in EXPERIMENTS.items() if not one.is_demo]
+# Table 1 of the paper, written out once more.
 TABLE_1 = """
 Softmax attention 63.28 2.31 56.56 1.05
 Linear attention 59.89 5.22 56.30 1.11
@@ -79,19 +60,19 @@ def test_the_papers_numbers() -> None:
     assert ambiguity[4, 16] == (0.05, 0.03)
 
 
-@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if "paper" in EXPERIMENTS[n].scales])
+@pytest.mark.parametrize("name", PAPER)
 def test_the_papers_settings(name: str) -> None:
-    for point in points_at(EXPERIMENTS[name], "paper"):
+    for point in points_of(EXPERIMENTS[name]):
         config = point.config
         if config is None:
             continue
         assert config.batch == 128
-        assert {m.seed for m in config.members} == {0, 1, 2}
+        assert "validation" in config.splits
         rates, decays, warmups = (
             {getattr(m, field) for m in config.members}
             for field in ("learning_rate", "weight_decay", "warmup")
         )
-        assert len(config.members) == 3 * len(rates) * len(decays) * len(warmups)
+        assert len(point.settings) == len(rates) * len(decays) * len(warmups)
         model = config.model
         if config.task_name == "fuzzy_logic":
             assert (rates, decays, warmups) == ({1e-3, 3e-3}, {0.03, 0.1}, {100})
@@ -103,8 +84,7 @@ def test_the_papers_settings(name: str) -> None:
         searched = name.startswith("scaling") or depth == 16
         assert (rates, decays) == ({3e-4, 1e-3}, {0.1, 0.3})
         assert warmups == ({1000, 3000} if searched else {1000})
-        millions = point.axes.get("millions", 20)
-        assert config.steps * 128 == millions * 1_000_000
+        assert config.steps * 128 == point.axes.get("millions", 20) * 1_000_000
         factor = point.axes.get("width", 1)
         assert (model.width, model.hidden_size) == (128 * factor, 256 * factor)
         assert model.heads * model.head_size == 64 * factor
@@ -112,220 +92,223 @@ def test_the_papers_settings(name: str) -> None:
         assert config.evaluation_instances == 51_200
 
 
-def test_small_is_a_tenth_with_one_setting() -> None:
-    for small, paper in zip(
-        points_at(ABLATION, "small"), points_at(ABLATION, "paper"), strict=True
-    ):
-        assert small.config is not None
-        assert paper.config is not None
-        assert small.config.steps == paper.config.steps // 10
-        assert len(small.config.members) == 3
-        first = paper.config.members[0]
-        assert {m.learning_rate for m in small.config.members} == {first.learning_rate}
-        assert small.config.model == paper.config.model
-
-
 def test_the_ablation_table_is_the_papers() -> None:
     points = ABLATION.points()
-    assert len(points) == 26
-    assert len(ROWS) == 13
-    by_place = {(p.axes["row"], p.axes["task"]): p for p in points}
-    hyla = by_place["HYLA", "SRAVEN"]
-    assert hyla.paper == (69.13, 1.90)
-    assert hyla.config is not None
-    assert (hyla.config.steps, hyla.config.batch, len(hyla.config.members)) == (156250, 128, 12)
-    assert by_place[title("softmax", "moe"), "fuzzy logic"].config.model.feed_forward == "moe"  # type: ignore[union-attr]
-    assert {m.warmup for m in hyla.config.members} == {1000}
+    assert (len(points), len(ROWS)) == (26, 13)
+    by_place = {(p.axes["row"], p.axes["task"]): p.config for p in points}
+    hyla, moe = by_place["HYLA", "SRAVEN"], by_place[title("softmax", "moe"), "fuzzy logic"]
+    assert hyla is not None
+    assert moe is not None
+    assert (hyla.steps, hyla.batch) == (156_250, 128)
+    assert moe.model.feed_forward == "moe"
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "demo" not in name])
-def test_every_result_is_at_a_point(name: str) -> None:
-    rows, points = read_rows(ROOT / f"results/{name}.json"), EXPERIMENTS[name].points()
-    assert rows
-    for row in rows:
-        assert sum(is_at(row, point.axes) for point in points) == 1
+def test_experiments_share_their_trainings() -> None:
+    """Table 1's HYLA on SRAVEN is in four experiments: it is trained once."""
+    keys = []
+    for name, place in (
+        ("ablation", {"row": "HYLA", "task": "SRAVEN"}),
+        ("heads", {"kind": "hyla", "heads": 16}),
+        ("features", {"kind": "hyla", "features": 4}),
+        ("held-out", {"kind": "hyla", "held_out": 0.25}),
+        ("codes-sraven", {"kind": "hyla"}),
+    ):
+        (point,) = (p for p in points_of(EXPERIMENTS[name]) if p.axes.items() >= place.items())
+        assert point.config is not None
+        keys.append({Training.of(point.config, member).key for member in point.config.members})
+    assert all(key == keys[0] for key in keys)
 
 
-def test_every_experiment_has_points_with_its_axes_at_every_scale() -> None:
-    for experiment in EXPERIMENTS.values():
-        for scale in experiment.scales:
-            points = points_at(experiment, scale)
-            assert points, (experiment.name, scale)
-            places = [tuple(point.axes.items()) for point in points]
-            assert len(set(places)) == len(places)
-            assert set(points[0].axes) <= set(experiment.axes)
-            for search in SEARCHES:
-                runs = [name for point in points for name in run_names(point, search)]
-                assert len(set(runs)) == len(runs)  # so that points can be trained side by side
-            for point in points:
-                if point.config is not None:
-                    assert "validation" in point.config.splits
-    with pytest.raises(ValueError, match="scale of demo"):
-        points_at(EXPERIMENTS["demo"], "paper")
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_points_have_their_axes_once(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    for tiny in (False, True):
+        points = points_of(experiment, tiny=tiny)
+        places = [tuple(point.axes.items()) for point in points]
+        assert points
+        assert len(set(places)) == len(places)
+        assert set(points[0].axes) <= set(experiment.axes)
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "ablation"])
+@pytest.mark.parametrize("name", [name for name in PAPER if name != "ambiguity"])
+def test_every_published_row_is_complete_in_itself(name: str) -> None:
+    for row in all_rows(EXPERIMENTS[name], Store.open(None, ROOT / "results")):
+        for sample in row.measures.values():
+            assert len(sample.per_seed) == len(row.seeds)
+        if row.trainings:
+            assert row.setting is not None
+            assert all(one.path is None for one in row.trainings)
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_every_experiment_runs_and_is_judged(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
-    options = Options(scale="smoke", runs=tmp_path / "runs", results=tmp_path / "results")
-    said: list[str] = []
-    rows = run_experiment(experiment, options, say=said.append)
-    points = chosen_points(experiment, options)
-    told = sum("s of model " in text for text in said)
-    # Of two models, their codes in two ways each.
-    assert told == (2 * len(points) * (1 + ("codes" in name)) if experiment.keep else 0)
-    file = results_file(name, "smoke", options.results, options.runs)
-    assert read_rows(file) == without_nan(rows)
-    found = status(experiment, options)
-    assert found.points == found.measured == found.as_asked == len(points)
-    assert found.begun == 0
-    for claim in experiment.claims:
-        verdict = claim.judge(rows)
-        assert verdict.outcome in (*OUTCOMES, "not measured")
-        assert verdict.outcome != "not measured" or "codes" not in name  # all points are there
-        assert claim.judge([]).outcome == "not measured"
-    needed = {"command", "scale"} | (
-        {"members", "device", "seconds"} if points[0].config else set()
-    )
-    for row in rows:
-        assert needed <= row.keys()
-    if name == "codes-depth":
-        kinds = {(row["what"], row["keys"]) for row in rows}
-        whats, keys = ("decoding", "answers", "explained"), ("self", "row")
-        assert kinds == {("map", "self"), *itertools.product(whats, keys)}
-        assert {row["layer"] for row in rows if row["what"] == "map"} == set(range(8))
+    first = {
+        axis: (str(value),) for axis, value in points_of(experiment, tiny=True)[-1].axes.items()
+    }
+    options = Options(Plan(seeds=2), tmp_path, only=first, tiny=True, device="cpu")
+    found = run_experiment(experiment, options)
+    assert found
+    for row in found:
+        assert row.measures or row.picture
+        assert set(row.axes) == set(experiment.axes)
+    assert all(judge(claim, found).outcome in OUTCOMES for claim in experiment.claims)
+    before = sorted(tmp_path.rglob("*"))
+    assert run_experiment(experiment, options) == found
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was made twice
 
 
-def test_every_row_of_the_ablations_runs(tmp_path: Path) -> None:
-    options = Options(scale="smoke", runs=tmp_path, results=tmp_path)
-    rows = run_experiment(ABLATION, options)
-    assert [(row["row"], row["task"]) for row in rows] == [
-        (point.axes["row"], point.axes["task"]) for point in ABLATION.points()
-    ]
-    for row in rows:
-        assert len(row["per_seed"]) == 2
-        if row["task"] == "SRAVEN":
-            # All features of an answer are right less often than one of them.
-            assert 50 < row["ceiling"] <= mean(row["solver_by_rule"].values()) <= 100
-            assert set(row["signs"]) == {"right", "other"}
-            assert row["curves"]["step"] == [2, 4]
-            assert len(row["accuracy_by_rule"]) == 8
-            # The curves end where the chosen members were measured.
-            for rule, values in row["feature_accuracy_by_rule"].items():
-                assert row["curves"]["by_rule"][rule][-1] == pytest.approx(values["mean"], abs=1e-3)
+HYLA = {"row": ("HYLA",), "task": ("SRAVEN",)}
 
 
-def test_rows_keep_the_order_of_the_declaration(tmp_path: Path) -> None:
-    file = tmp_path / "ablation.json"
-    places = [point.axes for point in ABLATION.points()]
-    for axes in reversed(places):
-        write_rows(file, ABLATION, [{**axes, "mean": 1.0}])
-    write_rows(file, ABLATION, [{**places[3], "mean": 2.0}])
-    rows = read_rows(file)
-    assert [{k: row[k] for k in ("row", "task")} for row in rows] == places
-    assert [row["mean"] for row in rows] == [2.0 if i == 3 else 1.0 for i in range(26)]
+def tiny(folder: Path, **options: Any) -> Options:
+    return Options(runs=folder, only=HYLA, tiny=True, device="cpu", **options)
 
 
-def test_rows_of_a_point_go_together(tmp_path: Path) -> None:
-    """An analysis has many rows for a point: none of an older one is left among them."""
-    experiment, file = EXPERIMENTS["codes-sraven"], tmp_path / "codes-sraven.json"
-    first, second = (point.axes for point in experiment.points()[:2])
-    for layers, value in ((3, 1.0), (2, 2.0)):
-        rows = [{**first, "what": "decoding", "layer": n, "mean": value} for n in range(layers)]
-        write_rows(file, experiment, rows)
-        write_rows(file, experiment, [{**second, "what": "decoding", "layer": 7, "mean": 5.0}])
-    assert [(row["layer"], row["mean"]) for row in read_rows(file)] == [(0, 2), (1, 2), (7, 5)]
-
-
-def test_wrong_names_are_told(tmp_path: Path) -> None:
-    options = Options(scale="smoke", runs=tmp_path)
-    for only, message in (
-        ({"rwo": ("HYLA",)}, "only, axis of ablation: unknown name 'rwo'. Did you mean 'row'"),
-        (
-            {"row": ("HILA",)},
-            "only, row of the experiment ablation at scale smoke: "
-            "unknown name 'HILA'. Did you mean 'HYLA'",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            chosen_points(ABLATION, replace(options, only=only))
-    with pytest.raises(ValueError, match="search: unknown name"):
-        Options(search="frist-seed")
-    damaged = tmp_path / "x.json"
-    damaged.write_text('{"not": "a list"}')
-    with pytest.raises(ValueError, match=r"x\.json: expected a list of results"):
-        read_rows(damaged)
-
-
-def test_kept_models_are_analysed_again_without_their_runs(
+def test_another_experiment_uses_the_same_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for table in (code_rows.DECODED, code_rows.MAPPED, code_rows.SHUFFLES):
-        monkeypatch.setitem(table, "paper", table["smoke"])
-    tiny = points_at(EXPERIMENTS["codes-fuzzy"], "smoke")[2]
-    assert tiny.config is not None
-    # Two warm-ups make two runs, of which one has the chosen members.
-    members = [replace(m, warmup=w) for w in (1, 2) for m in tiny.config.members]
-    config = replace(tiny.config, members=tuple(members), splits=("train", "held_out"))
-    experiment = replace(EXPERIMENTS["codes-fuzzy"], points=lambda: [Point(tiny.axes, config)])
-    options = Options(runs=tmp_path / "runs", results=tmp_path / "results")
-    rows = run_experiment(experiment, options)
-    (folder,) = (tmp_path / "results" / "models").iterdir()
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 100_000
-    members_of_kept = load_run(folder)[0].members
-    shutil.rmtree(tmp_path / "runs")
-    for part in populations(config, "full"):  # of runs that never began
-        (tmp_path / "runs" / "paper" / folder_name(part)).mkdir(parents=True)
-    again = run_experiment(experiment, replace(options, again=True))
-    assert not list((tmp_path / "runs").rglob("config.json"))
-    assert again == rows
-    # Nor are they needed, or a device to train on, where the rows are gone.
-    (tmp_path / "results" / "codes-fuzzy.json").unlink()
-    with monkeypatch.context() as patched:
-        patched.setattr(runner, "find_devices", None)
-        assert run_experiment(experiment, options) == rows
-    # The choice is another one now: so is what is kept.
-    shutil.rmtree(tmp_path / "results")
-    runs = trained(chosen_points(experiment, options)[0], options, Watcher)
-    for run in runs:
-        for result in run.summary["members"]:
-            result["evaluation"]["validation"]["loss"] *= -1
-    keep(runs, options)
-    (other,) = (tmp_path / "results" / "models").iterdir()
-    assert load_run(other)[0].members != members_of_kept
+    plan = Plan(seeds=1)
+    (ablation,) = run_experiment(ABLATION, tiny(tmp_path, plan=plan))
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(module, "train", refuse)
+    only = {"kind": ("hyla",), "held_out": ("0.25",)}
+    (row,) = run_experiment(EXPERIMENTS["held-out"], replace(tiny(tmp_path, plan=plan), only=only))
+    assert row.main == ablation.main
 
 
-def test_options_reach_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
+def test_more_seeds_join_those_that_are_there(tmp_path: Path) -> None:
+    (one,) = run_experiment(ABLATION, tiny(tmp_path, plan=Plan(seeds=1)))
+    (five,) = run_experiment(ABLATION, tiny(tmp_path, plan=Plan(seeds=5)))
+    assert five.seeds == (0, 1, 2, 3, 4)
+    assert five.main.per_seed[0] == one.main.per_seed[0]
+    assert five.trainings[0] == one.trainings[0]
+    (row,) = run_experiment(ABLATION, tiny(tmp_path, plan=Plan()))
+    assert row.seeds == five.seeds  # a finished point shows all that there are
 
-    def record(config: Any, path: Path, **options: Any) -> None:
-        given.update(options, precision=config.precision, folder=path.parent)
-        raise TimeUp
 
-    monkeypatch.setattr(runner, "train", record)
-    options = Options(
-        scale="smoke", runs=tmp_path, precision="bf16", members=5, device="cpu", deadline=math.inf
+class Stop(Watcher):
+    """Ends the training as Ctrl-C would."""
+
+    def progress(self, progress: Progress) -> None:
+        if progress.step >= 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(ABLATION, tiny(tmp_path / "cut", plan=Plan(seeds=2)), Stop)
+    (state,) = list_runs(tmp_path / "cut")
+    assert state.state in ("interrupted", "new")
+    resumed = run_experiment(ABLATION, tiny(tmp_path / "cut", plan=Plan(seeds=2)))
+    whole = run_experiment(ABLATION, tiny(tmp_path / "whole", plan=Plan(seeds=2)))
+    assert resumed[0].measures == whole[0].measures
+    assert len(list_runs(tmp_path / "cut")) == len(list_runs(tmp_path / "whole"))
+
+
+def test_a_run_of_another_process_is_waited_for(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from hyla.experiments import EXPERIMENTS\n"
+        "from hyla.experiments.run import Options, run_experiment\n"
+        "from hyla.experiments.spec import Plan; from hyla.train.watch import Watcher\n"
+        "class Slow(Watcher):\n"
+        "    def progress(self, progress): print(progress.step, flush=True); time.sleep(0.7)\n"
+        "only = {'row': ('HYLA',), 'task': ('SRAVEN',)}\n"
+        "options = Options(Plan(seeds=1), Path(sys.argv[1]), only=only, tiny=True, device='cpu')\n"
+        "run_experiment(EXPERIMENTS['ablation'], options, Slow)\n"
     )
+    arguments = [sys.executable, "-c", code, str(tmp_path)]
+    said: list[str] = []
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()  # it has begun
+        options = tiny(tmp_path, plan=Plan(seeds=1))
+        (row,) = run_experiment(ABLATION, options, say=said.append)
+    assert other.returncode == 0
+    assert row.seeds == (0,)
+    assert any("another process" in text for text in said)
+    assert len(list_runs(tmp_path)) == 1
+
+
+def test_time_is_up_between_trainings(tmp_path: Path) -> None:
     with pytest.raises(TimeUp):
-        run_experiment(EXPERIMENTS["heads"], options)
-    assert (given["members_at_once"], given["deadline"], given["device"]) == (5, math.inf, "cpu")
-    assert (given["precision"], given["folder"]) == ("bf16", tmp_path / "smoke")
+        run_experiment(ABLATION, tiny(tmp_path, deadline=time.monotonic() - 1))
+    assert not list_runs(tmp_path)
 
 
-def test_maps_show_held_out_functions(tmp_path: Path) -> None:
-    options = Options(scale="smoke", runs=tmp_path, only={"kind": ("linear",)})
-    rows = run_experiment(EXPERIMENTS["demo-codes"], options)
-    task = EXPERIMENTS["demo-codes"].points()[0].config.task  # type: ignore[union-attr]
-    assert isinstance(task, FuzzyLogicConfig)
-    held_out = {describe(c, task.variables) for c in split_combinations(task, "held_out", 0)}
-    maps = [row for row in rows if row["what"] == "map"]
-    assert [row["layer"] for row in maps] == [0, 1]
-    for row in maps:
-        assert set(row["colours"]["function"]) <= held_out
+def test_a_precision_reaches_the_training(tmp_path: Path) -> None:
+    (row,) = run_experiment(ABLATION, tiny(tmp_path, plan=Plan(seeds=1, precision="bf16")))
+    assert row.precisions == ["bf16"]
 
 
-@pytest.mark.parametrize("name", ["seeds", "members"])
-def test_how_many_is_at_least_one(name: str) -> None:
-    for odd in (0, -1):
-        with pytest.raises(ValueError, match=f"{name}: expected a whole number of at least 1"):
-            Options(**{name: odd})
+def small(folder: Path) -> Path:
+    """Run folders of a published experiment, three seeds of three steps each."""
+    (point,) = points_of(ABLATION, HYLA)
+    assert point.config is not None
+    members = tuple(Member(seed, 3e-4, 0.3, 1000) for seed in (7, 8))
+    config = replace(point.config, members=members, evaluation_instances=64)
+    path = folder / "runs" / "mine"
+    train(config, path, device="cpu", stop_at=2)
+    # As if it had come to its end: training 156,250 steps is not for a test.
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"state": "finished"}))
+    values = json.loads((path / "config.json").read_text())
+    values["config"]["evaluation_instances"] = point.config.evaluation_instances
+    (path / "config.json").write_text(json.dumps(values))
+    return folder / "runs"
+
+
+def test_publishing_adds_and_changes_nothing_else(tmp_path: Path) -> None:
+    runs, results = small(tmp_path), tmp_path / "results"
+    results.mkdir()
+    for name in ("trainings.jsonl", "analyses.jsonl"):
+        (results / name).write_bytes((ROOT / "results" / name).read_bytes())
+    before = (results / "trainings.jsonl").read_text()
+    assert publish([EXPERIMENTS["heads"]], runs, results)["trainings.jsonl"] == 2
+    after = (results / "trainings.jsonl").read_text()
+    assert after.startswith(before)
+    assert publish([ABLATION], runs, results)["trainings.jsonl"] == 0
+    store = Store.open(None, results)
+    (point,) = points_of(ABLATION, HYLA)
+    (row,) = rows(point, Plan(), store)
+    assert row.seeds == (0, 1, 2)  # 7 and 8 do not follow on these
+    assert missing(point, Plan(seeds=9), store) == [
+        Member(seed, 3e-4, 0.3, 1000) for seed in (3, 4, 5, 6)
+    ]
+
+
+def test_the_exported_tables_are_those_of_the_store(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for name in ("trainings.jsonl", "analyses.jsonl"):
+        (results / name).write_bytes((ROOT / "results" / name).read_bytes())
+    for path in export([EXPERIMENTS[name] for name in PAPER], results):
+        assert path.read_text() == (ROOT / "results" / path.name).read_text(), path.name
+    table = json.loads((results / "ablation.json").read_text())
+    assert table["schema"] == 1
+    assert len(table["rows"]) == 26
+    for row in table["rows"]:
+        assert {"row", "task", "kind", "preset", "per_seed", "mean", "interval"} <= row.keys()
+        assert row["mean"] == pytest.approx(sum(row["per_seed"]) / len(row["per_seed"]))
+
+
+@pytest.mark.skipif(not hasattr(os, "kill"), reason="needs signals")
+def test_a_killed_reproduce_resumes_at_the_same_step(tmp_path: Path) -> None:
+    options = tiny(tmp_path, plan=Plan(seeds=1))
+    (point,) = options.points(ABLATION)
+    assert point.config is not None
+    config = replace(point.config, members=(replace(point.config.members[0], seed=0),))
+    train(config, tmp_path / "begun", device="cpu", stop_at=2)
+    plan = Plan(seeds=1, setting=replace(config.members[0], seed=0))
+    seen: list[int] = []
+
+    class See(Watcher):
+        def progress(self, progress: Progress) -> None:
+            seen.append(progress.step)
+
+    run_experiment(ABLATION, replace(options, plan=plan), See)
+    assert seen[0] == 2
+    assert [state.path.name for state in list_runs(tmp_path)] == ["begun"]

@@ -1,7 +1,5 @@
-"""Readers of fuzzy logic contexts against loops and scikit-learn."""
+"""Baselines of fuzzy logic against loops and scikit-learn."""
 
-import json
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -9,15 +7,11 @@ import pytest
 import torch
 from sklearn.kernel_ridge import KernelRidge
 from test_fuzzy_logic import by_loops
-from test_report_rows import write_results
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.declare import Row
-from hyla.experiments.judge import find
-from hyla.experiments.rows import SPLIT_OF
-from hyla.experiments.scales import points_at
-from hyla.report import load
-from hyla.report.figures import draw
+from hyla.experiments.analyses import fuzzy_reader
+from hyla.experiments.rows import SPLITS, all_rows
+from hyla.experiments.run import Options, run_experiment
 from hyla.tasks import fuzzy_readers
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, r2
 from hyla.tasks.fuzzy_readers import (
@@ -29,6 +23,7 @@ from hyla.tasks.fuzzy_readers import (
     kernel_regression,
     predict,
 )
+from hyla.train.store import Store
 
 ROOT = Path(__file__).parents[1]
 COUNT = 23
@@ -132,46 +127,32 @@ def test_what_cannot_be_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize("reader", ["regression", "functions of training"])
-def test_rows_are_of_their_place_and_have_the_measures_of_trained_models(reader: str) -> None:
-    experiment, scale = EXPERIMENTS["readers"], "smoke"
-    for point in points_at(experiment, scale):
-        if point.axes["reader"] != reader:
-            continue
-        (row,) = experiment.make(point, (), scale)
-        config = FuzzyLogicConfig(examples=row["examples"], held_out=row["held_out"])
-        found = {}
-        for name, split in SPLIT_OF.items():
-            found[name] = []
+def test_rows_are_of_their_place_and_have_the_measures_of_trained_models(
+    reader: str, tmp_path: Path
+) -> None:
+    options = Options(runs=tmp_path, only={"reader": (reader,)}, tiny=True)
+    rows = run_experiment(EXPERIMENTS["readers"], options)
+    assert [(row.axes["examples"], row.axes["held_out"]) for row in rows] == [(16, 0.3), (16, 0.7)]
+    for row in rows:
+        assert row.axes["reader"] == reader
+        config = FuzzyLogicConfig(examples=16, held_out=row.axes["held_out"])
+        assert list(row.measures) == list(SPLITS)
+        for name, split in SPLITS.items():
+            found = []
             for seed in range(3):
                 batch = FuzzyLogic(config, seed).batch(split, range(2**40, 2**40 + 64))
                 r2s = r2(predict(reader, batch.inputs, config, seed), batch)
-                found[name].append(100 * float(r2s.mean()))
-            assert row["measures"][name]["per_seed"] == pytest.approx(found[name], abs=1e-3)
-        assert row["per_seed"] == row["measures"]["held out"]["per_seed"]
-        assert row["instances"] == 64
+                found.append(100 * float(r2s.mean()))
+            assert row.measures[name].per_seed == pytest.approx(found, abs=1e-3)
+        assert row.main == row.measures["held out"]
 
 
-def test_a_row_of_the_results_comes_again() -> None:
-    rows = json.loads((ROOT / "results/readers.json").read_text())
+def test_a_published_row_is_reproduced() -> None:
     place = {"reader": "known terms", "examples": 16, "held_out": 0.7}
-    row = find(rows, **place)
-    assert row is not None
+    rows = all_rows(EXPERIMENTS["readers"], Store.open(None, ROOT / "results"))
+    (row,) = (row for row in rows if row.is_at(place))
     config = FuzzyLogicConfig(examples=16, held_out=0.7)
-    batch = FuzzyLogic(config, seed=2).batch("unknown", range(2**40, 2**40 + row["instances"]))
+    instances = fuzzy_reader("known terms").settings["instances"]
+    batch = FuzzyLogic(config, seed=2).batch("unknown", range(2**40, 2**40 + instances))
     again = r2(predict("known terms", batch.inputs, config, 2), batch).double().mean()
-    assert row["measures"]["unknown terms"]["per_seed"][2] == pytest.approx(100 * float(again))
-
-
-def test_a_yardstick_is_drawn_beside_the_models(tmp_path: Path) -> None:
-    def lines(names: tuple[str, ...], change: Callable[[Row], Row] = dict) -> list[list[str]]:
-        results, runs = write_results(tmp_path / "-".join(names), change, names)
-        (one,) = (one for one in load(results, runs) if one.experiment.name == "fuzzy")
-        drawn = [draw(f, one.rows_for(f), one.experiment.axes)[0] for f in one.experiment.figures]
-        return [[key.name for key in figure.legend] for figure in drawn]
-
-    kinds = ["softmax", "linear", "hyla"]
-    yardstick = [*kinds, "regression, no model"]
-    assert lines(("fuzzy",)) == [kinds] * 4
-    assert lines(("fuzzy", "readers")) == [yardstick] * 3 + [kinds]  # it has no training loss
-    odd = lambda row: {**row, "measures": None} if "reader" in row else row  # noqa: E731
-    assert lines(("fuzzy", "readers"), odd) == [kinds] * 4
+    assert row.measures["unknown terms"].per_seed[2] == pytest.approx(100 * float(again))

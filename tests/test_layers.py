@@ -16,9 +16,7 @@ MEMBERS, BATCH, TOKENS = 3, 2, 7
 
 def population(**options: object) -> list[Transformer]:
     settings = {"layers": 2, "width": 11, "heads": 3, "head_size": 2, "hidden_size": 13}
-    config = ModelConfig(
-        **({"input_size": 5, "output_size": 2, "buckets": 7} | settings | options)
-    )
+    config = ModelConfig(**({"input_size": 5, "output_size": 2, "buckets": 7} | settings | options))
     models = [build(config, seed).double() for seed in range(MEMBERS)]
     for model in models:
         for parameter in model.parameters():  # biases and norms at 0 and 1 would hide mistakes

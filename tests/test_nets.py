@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from hyla.attention.variants import KINDS
+from hyla.experiments import EXPERIMENTS
+from hyla.experiments.rows import all_rows
 from hyla.model import fuzzy_logic_model, sraven_model
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.train import Member, RunConfig, train
+from hyla.train.store import Store
 
 NETS = json.loads((Path(__file__).parent / "nets.json").read_text())
 SPLITS = {"sraven": ("train", "held_out", "all"), "fuzzy_logic": ("train", "held_out", "unknown")}
@@ -83,3 +86,26 @@ def test_five_steps(
     finally:
         torch.set_num_threads(threads)
     assert found == pytest.approx(NETS["five steps"][f"{task} {kind} {feed_forward}"], abs=1e-4)
+
+
+ROWS = json.loads((Path(__file__).parent / "nets-rows.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "signs"])
+def test_published_rows(name: str) -> None:
+    """Every number that was published before is what the store gives; `signs` was dropped."""
+    store = Store.open(None, Path(__file__).parents[1] / "results")
+    rows = all_rows(EXPERIMENTS[name], store)
+    assert len(rows) == len(ROWS[name])
+    for before in ROWS[name]:
+        axes = {"kind" if k == "attention" else k: v for k, v in before["axes"].items()}
+        (row,) = (row for row in rows if row.is_at(axes))
+        for measure, values in before.get("measures", {}).items():
+            per_seed = values if isinstance(values, list) else [values]
+            assert row.measures[measure].per_seed == tuple(per_seed)
+        if before.get("mean") is not None:
+            assert row.main.mean == pytest.approx(before["mean"], rel=1e-12)
+            known = before["standard_error"]
+            assert row.main.standard_error == (known and pytest.approx(known, rel=1e-9))
+        if row.setting is not None and "hyperparameters" in before:
+            assert vars(row.setting) == before["hyperparameters"] | {"seed": 0}

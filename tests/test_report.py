@@ -1,304 +1,296 @@
-"""The report: every declared figure is there, and says what it is made of."""
+"""The report: figures, verdicts, the page, the command and the block of the README."""
 
 import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from test_report_rows import drawings, rows_of, write_results
+from test_report_rows import HOSTILE, found_of, records, write_results
 
+from hyla.cli import main
 from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.ablation import ROWS, title
-from hyla.experiments.results import results_file, write_rows
-from hyla.experiments.scales import SCALES
+from hyla.experiments.judge import NOT_TESTED, OUTCOMES, SUPPORTED, judge
+from hyla.experiments.paper.ablation import ROWS, title
+from hyla.experiments.spec import Claim, Contrast, Figure, Row, Term, above, at_most
 from hyla.report import load, render, write
+from hyla.report.adapter import flat
 from hyla.report.figures import DRAWINGS, draw
-from hyla.report.page import plotly_script
-from hyla.report.static import draw_figures
-from hyla.report.summary import BADGES, counts, in_words
-from hyla.report.tables import against_paper, draw_table
-from hyla.report.text import places
+from hyla.report.found import collect
+from hyla.report.markdown import BLOCKS, filled, marks
+from hyla.report.parts import Plots
+from hyla.report.sections import experiment_section
+from hyla.report.text import rounded
+from hyla.report.verdicts import as_json, contrast_counts, counts, with_evidence
+from hyla.statistics import Sample
+from hyla.train.store import TRAININGS, Store
+
+DEMOS = {name for name, one in EXPERIMENTS.items() if one.is_demo}
+
+
+def drawings(extra: str = "") -> Iterator[tuple[Figure, Any]]:
+    for name in EXPERIMENTS:
+        found = found_of(name, extra)
+        for figure in found.experiment.figures:
+            yield figure, draw(figure, found.rows_for(figure), found.experiment.axes)
 
 
 def test_every_declared_figure_is_drawn() -> None:
     kinds = set()
     for figure, drawn in drawings():
-        assert drawn.panels or drawn.table, figure.title
-        assert not drawn.skipped, figure.title
-        assert figure.kind == "measures" or drawn.panels
-        assert figure.kind in ("measures", "table") or drawn.numbers
-        kinds.add(figure.kind)
-    assert kinds == {*DRAWINGS, "scatter"}
-
-
-def test_plotly_knows_all_that_is_drawn() -> None:
-    seen = set()
-    for figure, drawn in drawings():
-        for panel in drawn.panels[:1]:
-            if figure.kind not in seen:
+        assert drawn.panels or figure.kind == "measures", figure.title
+        assert drawn.table if figure.kind in ("measures", "table") else drawn.numbers
+        assert not drawn.skipped
+        if figure.kind not in kinds:
+            for panel in drawn.panels[:1]:
                 text = json.dumps(panel.data).replace('"ink"', '"black"')
-                go.Figure(json.loads(text), panel.layout)  # refuses what it does not know
-        seen.add(figure.kind)
+                go.Figure(json.loads(text), panel.layout)  # refuses what plotly does not know
+        kinds.add(figure.kind)
+    assert kinds == {*DRAWINGS}
 
 
 def test_lines_and_bars_show_the_numbers_of_the_rows() -> None:
-    experiment = EXPERIMENTS["heads"]
-    rows = rows_of(experiment)
+    found = found_of("heads")
+    rows = list(found.flat)
     random.Random(0).shuffle(rows)
-    drawn = [draw(figure, rows, experiment.axes)[0] for figure in experiment.figures]
-    lines = drawn[0]
-    (rules,) = (d for d in drawn if "contain a rule (attention hyla)" in d.title)
+    drawn = [draw(figure, rows, found.experiment.axes) for figure in found.experiment.figures]
+    lines, rules = drawn[0], drawn[-1]
     (trace,) = (t for t in lines.panels[0].data if "hyla, heads" in t["hovertext"][0])
-    mine = sorted((r for r in rows if r["kind"] == "hyla"), key=lambda row: row["heads"])
+    mine = [row for row in found.flat if row["kind"] == "hyla"]
     assert trace["x"] == [1, 2, 4, 8, 16, 32]
-    assert trace["y"] == [row["measures"]["held out"]["mean"] for row in mine]
+    assert trace["y"] == [row["mean"] for row in mine]
     assert trace["error_y"]["array"] == [row["standard_error"] for row in mine]
-    for text in ("by seed", "learning rate 0.001", "20 M instances", "bf16", "NVIDIA H200", "full"):
-        assert text in trace["hovertext"][0]
-    assert mine[0]["runs"][0] in trace["hovertext"][0]
-    bars = rules.panels[0].data[0]
-    assert bars["y"] == [value["mean"] for value in mine[0]["accuracy_by_rule"].values()]
+    told = ("learning rate 0.001", "20 M instances", "tf32", "NVIDIA H200", mine[0]["runs"][0])
+    assert all(text in trace["hovertext"][0] for text in told)
+    by_rule = mine[0]["accuracy_by_rule"].values()
+    assert rules.panels[0].data[0]["y"] == [value["mean"] for value in by_rule]
 
 
-def test_an_attention_kind_has_one_colour() -> None:
-    def colours(name: str, index: int = 0) -> dict[str, str]:
-        experiment = EXPERIMENTS[name]
-        drawn = draw(experiment.figures[index], rows_of(experiment)[::-1], experiment.axes)[0]
-        return {key.name: key.colour for key in drawn.legend if "ceiling" not in key.name}
-
-    first = colours("fuzzy")
-    assert set(first) == {"softmax", "linear", "hyla"}
-    assert len(set(first.values())) == 3
-    assert first == colours("heads") == colours("codes-fuzzy") == colours("scaling-width", 4)
-    assert not set(first.values()) & set(colours("readers").values())
-
-
-def test_no_two_bars_have_one_colour() -> None:
-    legends = [drawn.legend for figure, drawn in drawings() if figure.kind == "rules"]
-    assert max(map(len, legends)) > 6  # heads, and the ceiling
-    for keys in legends:
-        assert len({key.colour for key in keys}) == len(keys)
-
-
-def test_the_paper_stands_where_nothing_is_measured(tmp_path: Path) -> None:
+def test_the_paper_stands_where_nothing_is_measured() -> None:
     experiment = EXPERIMENTS["ablation"]
-    rows = [row for row in rows_of(experiment) if row["row"] != "HYLA" or row["task"] != "SRAVEN"]
-    write_rows(tmp_path / "ablation.json", experiment, rows[3:])
-    (found,) = (one for one in load(tmp_path, tmp_path) if one.experiment is experiment)
-    assert (found.measured, found.points) == (22, 26)
-    (drawn,) = draw(experiment.figures[0], found.rows_for(experiment.figures[0]), experiment.axes)
-    assert drawn.table is not None
+    trained, analysed = records(experiment)
+    found = collect(experiment, Store(trained[9:], [], analysed))  # three seeds of each row
+    assert (found.measured, found.points) == (23, 26)
+    drawn = draw(experiment.figures[0], found.rows_for(experiment.figures[0]), experiment.axes)
     body = [[getattr(cell, "text", cell) for cell in line] for line in drawn.table.body]
     assert [line[0] for line in body] == [title(*kinds) for kinds in ROWS]
     assert body[0][1:3] == ["not measured", "63.3 ± 2.3"]
-    assert body[2][3:] == ["not measured", "69.1 ± 1.9"]
-    for panel, there in zip(drawn.panels, (10, 12), strict=True):
-        lengths = {t["name"]: (len(t["x"]), len(t["hovertext"])) for t in panel.data}
-        assert lengths["here"] == (there, there)
-        assert lengths["paper"] == (13, 13)
-    other = experiment.figures[1]
-    assert found.rows_for(other) == found.rows
+    lengths = {trace["name"]: len(trace["x"]) for trace in drawn.panels[0].data}
+    assert (lengths["here"], lengths["paper"]) == (10, 13)
+    assert found.rows_for(experiment.figures[1]) == found.flat
+    assert "hyla reproduce ablation" in experiment_section(found, Plots())
 
 
-def test_a_row_that_diverged_says_so_beside_the_paper() -> None:
-    first, second = (row for row in rows_of(EXPERIMENTS["ablation"]) if row["row"] == "HYLA")
-    second |= {"mean": None, "standard_error": None, "per_seed": [None, None, None]}
-    drawn = draw_table(EXPERIMENTS["ablation"].figures[0], [first, second], ("row", "task"))
-    assert drawn.table is not None
-    assert drawn.table.body[0][3:] == ["diverged", "69.1 ± 1.9"]
-    assert [len(panel.data[-1]["x"]) for panel in drawn.panels] == [1, 1]  # one is the paper's
-    second |= {"per_seed": [None, 3.0, None]}  # a mean is missing for no such reason
-    assert draw_table(EXPERIMENTS["ablation"].figures[0], [second], ("row", "task")).table is None
+def test_deviations_from_the_paper_are_marked() -> None:
+    found = found_of("ablation")
+    row = found.flat[0] | {"paper_mean": 63.0, "paper_standard_error": 1.0}
+    for mean, error, mark in (
+        (60, 1.0, "below"),
+        (66, 1.0, "above"),
+        (62, 1.0, ""),
+        (60, None, ""),
+    ):
+        changed = row | {"mean": mean, "standard_error": error}
+        drawn = draw(found.experiment.figures[0], [changed], found.experiment.axes)
+        assert drawn.table.body[0][1].mark == mark
 
 
-def test_a_table_marks_what_differs_from_the_paper() -> None:
-    base = {"row": "HYLA", "task": "SRAVEN", "scale": "paper", "standard_error": 1.0}
-    row = {**base, "mean": 60.0, "paper_mean": 63.0, "paper_standard_error": 1.0}
-    figure = EXPERIMENTS["ablation"].figures[0]
+def test_diverged_and_single_seeds_are_shown_as_such() -> None:
+    found = found_of("ablation")
+    (figure, *_), axes = found.experiment.figures, found.experiment.axes
 
-    def mark(**change: Any) -> str:
-        table = draw_table(figure, [row | change], ("row", "task")).table
-        assert table is not None
-        return table.body[0][1].mark
+    def cell(*per_seed: float | None) -> str:
+        row = found.rows[0]
+        measures = {**row.measures, "held out": Sample(per_seed)}
+        row = replace(row, measures=measures, trainings=row.trainings[: len(per_seed)])
+        return getattr(line := draw(figure, [flat(row)], axes).table.body[0][1], "text", line)
 
-    assert mark() == "below"
-    assert mark(mean=66.0) == "above"
-    assert mark(mean=62.0) == ""
-    assert mark(scale="small") == ""  # not comparable
-    assert mark(standard_error=None) == ""
-    assert against_paper(row | {"standard_error": 0, "paper_standard_error": 0, "mean": 63}) == 0
+    assert cell(60.0, 61.0, 62.0) == "61.0 ± 0.6"
+    assert cell(60.0, None, 62.0) == "61.0 ± 1.0 (2 of 3 seeds)"
+    assert cell(60.0) == "60.0 (1 seed)"
+    assert cell(None, None, None) == "diverged"
 
 
-def test_the_largest_scale_is_shown_and_scales_are_not_mixed(tmp_path: Path) -> None:
-    assert set(BADGES) == {*SCALES, ""}
-    experiment = EXPERIMENTS["heads"]
-    results, runs = tmp_path / "results", tmp_path / "runs"
-
-    def found(scale: str, rows: list[Any]) -> Any:
-        file = results_file("heads", scale, results, runs)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows))
-        return next(one for one in load(results, runs) if one.experiment is experiment)
-
-    def at(scale: str) -> list[Any]:
-        return [{**row, "scale": scale} for row in rows_of(experiment)[:3]]
-
-    assert found("smoke", at("smoke")).scale == "smoke"
-    small = found("small", at("small"))
-    assert (small.scale, small.measured, small.points) == ("small", 3, 18)
-    assert found("paper", []).scale == "small"
-    mixed = found("paper", [*at("paper"), *at("small")])
-    assert len(mixed.rows) == 3
-    assert "3 rows are of another scale" in mixed.problems[0]
+def test_a_single_seed_has_no_error_bar_and_tests_no_claim() -> None:
+    found = found_of("heads", seeds=1)
+    drawn = draw(found.experiment.figures[0], found.flat, found.experiment.axes)
+    traces = [trace for panel in drawn.panels for trace in panel.data if "error_y" in trace]
+    assert {bar for trace in traces for bar in trace["error_y"]["array"]} == {None}
+    assert all("(1 seed)" in text for trace in traces for text in trace["hovertext"])
+    assert {judged.outcome for _, judged in found.verdicts} == {NOT_TESTED}
 
 
-@pytest.mark.usefixtures("small_library")
-def test_partly_measured_experiments_say_so(tmp_path: Path) -> None:
-    results, runs = write_results(tmp_path)
-    file = results / "heads.json"
-    file.write_text(json.dumps(json.loads(file.read_text())[:4]))
-    page = render(results, runs)
-    assert "4 of 18 points are measured" in page
-    assert "hyla reproduce heads --scale paper --precision bf16" in page
+def row_at(kind: str, *values: float) -> Row:
+    return Row({"kind": kind}, {"held out": Sample(values)}, seeds=tuple(range(len(values))))
 
 
-@pytest.mark.usefixtures("small_library")
-def test_rows_of_one_seed_are_told_and_have_no_bar(tmp_path: Path) -> None:
-    """Not a bar of length 0; in the hover, and in a list that stands before the figures."""
-    experiment = EXPERIMENTS["heads"]
-    rows = rows_of(experiment)
-    alone = json.loads(json.dumps(rows[4]), object_hook=in_one_seed)
-    alone |= {"seeds": 1, "precision": "fp16", "members": 1}
-    (figure,) = [f for f in experiment.figures if f.kind == "lines"][:1]
-    (drawn,) = draw(figure, [*rows[:4], alone, *rows[5:]], experiment.axes)
-    traces = [trace for panel in drawn.panels for trace in panel.data]
-    bars = [bar for trace in traces if "error_y" in trace for bar in trace["error_y"]["array"]]
-    assert bars.count(None) == 1
-    (told,) = [text for trace in traces for text in trace["hovertext"] if "(1 seed)" in text]
-    assert "1 model," in told
-    assert "fp16" in told
-    results = tmp_path / "results"
-    write_rows(results / "heads.json", experiment, [*rows[:4], alone, *rows[5:-1]])
-    write(tmp_path / "page.html", results, tmp_path / "runs")
-    page = (tmp_path / "page.html").read_text()
-    (listed,) = re.findall("Made unlike the others:</p><ul>(.*?)</ul>", page)
-    assert listed == f"<li>{places(experiment.axes, alone)}, fp16, seeds: 1</li>"
-    assert "the rest, and all seeds of rows with fewer:" in page
-    pictures = draw_figures(load(results, tmp_path / "runs"), tmp_path / "pictures")
-    assert tmp_path / "pictures" / "heads.png" in pictures
+def test_contrasts_are_listed_with_their_numbers() -> None:
+    rows = [row_at("hyla", 70.0, 71.0, 73.0), row_at("softmax", 60.0, 62.0, 61.0)]
+    hyla, softmax, linear = ({"kind": kind} for kind in ("hyla", "softmax", "linear"))
+    half = Contrast((Term(0.5, hyla), Term(-1.0, softmax)))
+    contrasts = (above(hyla, softmax), at_most(80.0, hyla), half, above(hyla, linear))
+    claim = Claim("A claim", contrasts)
+    judged = judge(claim, rows)
+    cells = re.findall("<t[dh][^>]*>(.*?)</t[dh]>", with_evidence(claim, judged))[7:]
+    lines = [cells[i : i + 7] for i in range(0, len(cells), 7)]
+    (low, high), (_, upper, *_) = judged.comparisons[0].interval, lines[1]
+    interval = f"{rounded(low)} to {rounded(high)}"
+    assert lines[0][1:] == ["above 0", "10.3", interval, "3", "yes", SUPPORTED]
+    assert upper == "below 80"
+    assert lines[1][2] == "71.3"  # not with the opposite sign, as it is tested
+    texts = [line[0] for line in lines]
+    assert texts[:2] == ["hyla: held out \N{MINUS SIGN} softmax: held out", "hyla: held out"]
+    assert texts[2].startswith("0.5 \N{MULTIPLICATION SIGN} hyla")
+    assert lines[3][1:] == ["above 0", "", "", "", "", NOT_TESTED]
+    values = json.loads(json.dumps(as_json(claim, judged)))
+    assert [one["outcome"] for one in values["comparisons"]] == [line[6] for line in lines]
+    assert values["comparisons"][0]["value"] == judged.comparisons[0].value
+    assert values["comparisons"][0]["contrast"]["terms"][0]["axes"] == hyla
 
 
 @pytest.mark.usefixtures("small_library")
-def test_a_point_with_many_rows_is_told_once_where_it_is_unlike_the_others(tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["codes-depth"]
-    rows = [
-        row | ({"seeds": 1, "precision": "fp16"} if row["millions"] == 40 else {})
-        for row in rows_of(experiment)
-    ]
-    assert sum(row["millions"] == 40 for row in rows) > 10
-    results = tmp_path / "results"
-    write_rows(results / "codes-depth.json", experiment, rows)
-    page = render(results, tmp_path / "runs")
-    (listed,) = re.findall("Made unlike the others:</p><ul>(.*?)</ul>", page)
-    assert listed == "<li>softmax, millions of instances 40, fp16, seeds: 1</li>"
-
-
-def in_one_seed(values: dict[str, Any]) -> dict[str, Any]:
-    """Means over seeds as those of the first alone."""
-    if not {"mean", "standard_error", "per_seed"} <= {*values}:
-        return values
-    first = values["per_seed"][0]
-    return values | {"mean": first, "standard_error": None, "per_seed": [first]}
+def test_a_page_without_results_has_commands(tmp_path: Path) -> None:
+    content = load(tmp_path / "runs", tmp_path / "none")
+    assert {one.experiment.name for one in content.found} == {*EXPERIMENTS} - DEMOS
+    assert counts(content.found)[NOT_TESTED] == sum(counts(content.found).values()) > 20
+    (problem,) = content.problems
+    assert str(tmp_path / "none") in problem
+    page = render(tmp_path / "runs", tmp_path / "none")
+    for one in content.found:
+        assert f"<code>hyla reproduce {one.experiment.name}</code>" in page
+    assert not load(tmp_path / "runs", None).problems
 
 
 @pytest.mark.usefixtures("small_library")
-def test_without_results_there_are_commands(tmp_path: Path) -> None:
-    page = render(tmp_path / "none", tmp_path / "nothing")
-    for name, experiment in EXPERIMENTS.items():
-        assert f"hyla reproduce {name} --scale {experiment.scales[0]}" in page
-    assert "There are no run folders" in page
+def test_demonstrations_are_shown_apart_and_not_counted(tmp_path: Path) -> None:
+    found = load(*write_results(tmp_path, ("demo",))).found
+    assert found[0].experiment.name == "demo"
+    assert found[0].verdicts[0][1].outcome in OUTCOMES
+    assert counts(found) == counts(load(tmp_path, None).found)
+    assert render(*write_results(tmp_path)).count('class="badge"') == 1 + len(DEMOS)
 
 
-def test_smoke_results_are_no_verdict(tmp_path: Path) -> None:
-    results, runs = tmp_path / "results", tmp_path / "runs"
-    file = results_file("heads", "smoke", results, runs)
-    file.parent.mkdir(parents=True)
-    rows = [{**row, "scale": "smoke"} for row in rows_of(EXPERIMENTS["heads"])]
-    file.write_text(json.dumps(rows))
-    found = load(results, runs)
-    assert counts(found)["smoke"] == {"reproduced": 1}
-    papers = [e for e in EXPERIMENTS.values() if "paper" in e.scales]
-    assert len(papers) == len(EXPERIMENTS) - 2  # without the demonstrations
-    rest = sum(len(e.claims) for e in papers) - sum(counts(found)["smoke"].values())
-    assert counts(found)[""] == {"not measured": rest}
-    assert not any("1 reproduced" in line for line in in_words(found))
-    assert "✓" not in render(results, runs).replace(plotly_script(), "")
+@pytest.mark.usefixtures("small_library")
+def test_damage_in_published_files_is_an_error_and_the_old_page_stays(tmp_path: Path) -> None:
+    runs, results = write_results(tmp_path, ("heads",))
+    output = tmp_path / "page.html"
+    write(output, runs, results)
+    before = output.read_bytes()
+    lines = (results / TRAININGS).read_text().splitlines()
+    (results / TRAININGS).write_text("\n".join([*lines[:2], "{", *lines[3:]]))
+    with pytest.raises(ValueError, match=rf"{TRAININGS}, line 3"):
+        write(output, runs, results)
+    assert output.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "results"}
 
 
-def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "report.html"
-    output.write_text("old")
-    monkeypatch.setattr("hyla.report.page.plotly_script", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write(output, tmp_path, tmp_path)
-    assert output.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+@pytest.mark.usefixtures("small_library")
+def test_damaged_runs_are_named_on_the_page(tmp_path: Path) -> None:
+    run = tmp_path / "broken"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "lock").touch()
+    (run / "config.json").write_text("{")
+    content = load(tmp_path, None)
+    assert [str(run) in problem for problem in content.problems] == [True]
+    assert str(run) in render(tmp_path, None)
 
 
-def test_the_library_is_there_once(tmp_path: Path) -> None:
-    page = render(tmp_path, tmp_path)
-    assert page.count(plotly_script()) == 1
-    assert "</script" not in plotly_script()
-    assert len(page) < 6_000_000
+@pytest.mark.usefixtures("small_library")
+def test_markup_in_results_stays_text_and_links_lead_somewhere(tmp_path: Path) -> None:
+    page = render(*write_results(tmp_path, extra=HOSTILE))
+    assert not re.search("<(img|b|iframe)[ >]", page)
+    assert page.count("<script") == 3
+    assert page.count("onerror=alert(1)") > 100
+    ids = re.findall(' id="([^"]*)"', page)
+    assert len(ids) == len({*ids})
+    outside, *inside = sorted(re.findall('href="([^"]*)"', page), reverse=True)
+    assert outside.startswith("https://arxiv.org/")
+    assert {*inside} <= {f"#{one}" for one in ids}
+
+
+def test_markup_does_not_reach_the_texts_of_plots() -> None:
+    plots = [[p.data, p.layout] for _, drawn in drawings(HOSTILE) for p in drawn.panels]
+    texts = json.dumps(plots).replace("<br>", "")
+    assert "<" not in texts
+    assert texts.count("&lt;") > 1000
 
 
 @pytest.mark.usefixtures("small_library")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results, runs = write_results(tmp_path, names=("ablation", "heads", "ambiguity"))
-    (results / "fuzzy.json").write_text("[{")
+    runs, results = write_results(tmp_path, ("ablation", "heads", "ambiguity"), HOSTILE)
     output, figures = tmp_path / "page.html", tmp_path / "figures"
     report(output, runs, results, figures)
-    told = capsys.readouterr().out
-    assert f"Page: {output}" in told
-    assert "At the paper's scale:" in told
-    assert "fuzzy.json" in told
-    names = ["ablation", "ambiguity-2", "ambiguity", "heads-2", "heads-3", "heads"]
-    assert sorted(path.name for path in figures.iterdir()) == [f"{name}.png" for name in names]
+    assert f"Page: {output}" in capsys.readouterr().out
+    names = {"ablation", "ambiguity-2", "ambiguity", "heads-2", "heads-3", "heads"}
+    assert {path.name for path in figures.iterdir()} >= {f"{name}.png" for name in names}
     assert (figures / "heads.png").read_bytes()[1:4] == b"PNG"
     report(output, runs, results, json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["experiments"]["heads"]["measured"] == 18
-    assert found["page"] == str(output)
-    with pytest.raises(ValueError, match="results: expected a folder"):
-        report(output, runs, results / "heads.json")
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == {"page", "figures", "outcomes", "experiments", "problems"}
+    heads = told["experiments"]["heads"]
+    assert (heads["points"], heads["measured"]) == (18, 18)
+    (verdict,) = heads["verdicts"]
+    assert verdict["claim"] == EXPERIMENTS["heads"].claims[0].text
+    assert len(verdict["comparisons"]) == 3
+    assert {*told["outcomes"]} == {*OUTCOMES}
     page = output.read_bytes()
-    with pytest.raises(ValueError, match=r"results: expected a folder that is there, got .*nope"):
-        report(output, runs, results / "nope")
+    for wrong in (results / TRAININGS, results / "nope"):
+        with pytest.raises(ValueError, match=r"^results: "):
+            report(output, runs, wrong)
     assert output.read_bytes() == page
 
 
-def test_an_unknown_kind_of_figure_is_told() -> None:
-    figure = replace(EXPERIMENTS["heads"].figures[0], kind="pie")
-    assert "pie" in draw(figure, [], ())[0].skipped[0]
+@pytest.mark.usefixtures("small_library")
+def test_the_block_of_a_readme_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, results = write_results(tmp_path, ("ablation",))
+    page, file = tmp_path / "page.html", tmp_path / "README.md"
+    words = ["report", "--output", page, "--results", results, "--runs", runs, "--readme", file]
+    file.write_text("no marks")
+    with pytest.raises(SystemExit):
+        main([*map(str, words)])
+    assert not page.exists()
+    text = "before\n" + "between\n".join("stale\n".join(marks(name)) for name in BLOCKS) + "\nafter"
+    file.write_text(text)
+    for _ in range(2):
+        main([*map(str, words)])
+    for name in BLOCKS:
+        text = filled(text, name, load(runs, results).found)
+    assert file.read_text() == text
+    assert "stale" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter")
 
 
-def test_every_training_of_a_grid_is_a_dot() -> None:
-    rows = [row for row in rows_of(EXPERIMENTS["ablation"]) if row["task"] == "SRAVEN"]
-    figure = EXPERIMENTS["ablation"].figures[0]
-    for odd in ([{"per_seed": "x"}], [{"per_seed": [None, "x"]}]):
-        rows[0] |= {"grid": odd}
-        drawn = draw_table(figure, rows, ("row", "task"))
-        names = [key.name for key in drawn.legend]
-        dots = next(t for t in drawn.panels[0].data if t["name"] == "single trainings")
-        assert names[int(dots["legendgroup"])] == "single trainings"
-        assert dots["x"] == [7.25, 98.75] * (len(rows) - 1)
-    bare = draw_table(figure, [rows[0]], ("row", "task"))
-    assert [key.name for key in bare.legend] == ["here", "paper"]
-    for none in (None, "x", [], [3]):  # of a grid that does not tell, the chosen ones
-        drawn = draw_table(figure, [rows[1] | {"grid": none}], ("row", "task"))
-        assert drawn.panels[0].data[0]["x"] == rows[1]["per_seed"]
+def test_the_block_has_table_1_and_every_claim() -> None:
+    found = [found_of(name) for name in EXPERIMENTS]
+    text = "\n".join(line for block in BLOCKS.values() for line in block(found))
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    table, claims = cells[1 : 1 + len(ROWS)], cells[2 + len(ROWS) :]
+    assert [line[0] for line in table] == [title(*kinds) for kinds in ROWS]
+    (rows,) = (one.rows for one in found if one.experiment.name == "ablation")
+    means = {rounded(row.main.mean) for row in rows}
+    assert {cell.split()[0] for line in table for cell in line[1::2]} == means
+    judged = [
+        [claim.text, one.experiment.where, verdict.outcome, *numbers]
+        for one in found
+        if not one.experiment.is_demo
+        for claim, verdict in one.verdicts
+        for numbers in [map(str, contrast_counts(verdict).values())]
+    ]
+    assert claims == judged
+
+
+def test_the_published_results_are_drawn() -> None:
+    root = Path(__file__).parents[1]
+    found = {one.experiment.name: one for one in load(root / "no-runs", root / "results").found}
+    assert found["ablation"].measured == found["ablation"].points
+    for one in found.values():
+        for figure in one.experiment.figures:
+            drawn = draw(figure, one.rows_for(figure), one.experiment.axes)
+            assert drawn.panels or drawn.table or one.measured < one.points

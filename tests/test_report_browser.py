@@ -1,6 +1,5 @@
 """The page in a real browser: drawn, quiet, safe, on a phone, in the dark and on paper."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_report_rows import HOSTILE, hostile, rows_of, write_results
+from test_report_rows import HOSTILE, write_results
 
-from hyla.experiments import EXPERIMENTS
-from hyla.experiments.results import write_rows
 from hyla.report import load, write
 from hyla.report.figures import draw
 
@@ -27,11 +24,6 @@ COLOURS = """() => {
     return [getComputedStyle(plot.querySelector("svg.main-svg")).backgroundColor,
             getComputedStyle(document.body).backgroundColor];
 }"""
-ERROR_BARS = """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => {
-    const errors = plot.data.flatMap((trace) => trace.error_y ? [...trace.error_y.array] : []);
-    const shown = plot.querySelectorAll("path.yerror").length;
-    return [errors.length, shown, errors.filter(Number.isFinite).length];
-})"""
 ALL_DRAWN = """() => {
     const plots = [...document.querySelectorAll(".plot")];
     return plots.length > 0 && plots.every((p) => p.querySelector("svg.main-svg") && p.data);
@@ -48,20 +40,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Files: all results, none, and results full of markup."""
+    """Files: all results, and every kind of figure with results full of markup."""
     folder = tmp_path_factory.mktemp("pages")
-    names = SimpleNamespace(**{n: folder / f"{n}.html" for n in ("full", "empty", "hostile")})
+    names = SimpleNamespace(full=folder / "full.html", hostile=folder / "hostile.html")
     names.folders = write_results(folder / "full")
     write(names.full, *names.folders)
-    write(names.empty, folder / "no", folder / "nothing")
-    names_ = ("ablation", "heads", "ambiguity", "codes-sraven")  # every kind of figure
-    results, runs = write_results(folder / "hostile", hostile, names_)
-    (results / "fuzzy.json").write_text(f"[{HOSTILE[:-1]}")
-    run = runs / "</script><img src=x onerror=alert(1)>".replace("/", "_")
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(f'{{"{HOSTILE[:9]}": 1}}')
-    (run / "lock").touch()
-    write(names.hostile, results, runs)
+    some = ("ablation", "heads", "ambiguity", "codes-sraven")
+    write(names.hostile, *write_results(folder / "hostile", some, HOSTILE))
     return names
 
 
@@ -103,9 +88,9 @@ class Visit:
 def test_every_figure_is_drawn_also_on_paper(browser: Any, pages: SimpleNamespace) -> None:
     drawings = [
         drawn
-        for found in load(*pages.folders)
+        for found in load(*pages.folders).found
         for figure in found.experiment.figures
-        for drawn in draw(figure, found.rows, found.experiment.axes)
+        for drawn in [draw(figure, found.flat, found.experiment.axes)]
     ]
     panels = sum(len(drawn.panels) for drawn in drawings)
     with Visit(browser, pages.full, color_scheme="dark") as visit:
@@ -115,40 +100,17 @@ def test_every_figure_is_drawn_also_on_paper(browser: Any, pages: SimpleNamespac
         assert page.locator("figure").count() == len(drawings)
         visit.draw_all()
         assert page.locator(".js-plotly-plot").count() == panels
-        bare = """() => [...document.querySelectorAll(".plot")].filter((plot) =>
-            !plot.querySelector(".trace, .heatmaplayer image")).map((plot) => plot.id)"""
-        assert page.evaluate(bare) == []
         assert page.evaluate(COLOURS) == ["rgb(255, 255, 255)"] * 2
         assert page.locator("details:not([open])").count() == 0
-        stays = "(all) => all.every((h) => getComputedStyle(h).breakAfter === 'avoid')"
-        assert page.locator("h2, h3, h4").evaluate_all(stays)  # with what it is the title of
         page.set_viewport_size({"width": 718, "height": 1000})  # A4 with margins
         assert page.evaluate("document.documentElement.scrollWidth") <= 718
-
-
-def test_what_has_no_error_has_no_bar_of_one(browser: Any, tmp_path: Path) -> None:
-    def alone(row: dict[str, Any]) -> dict[str, Any]:
-        return json.loads(json.dumps(row), object_hook=lambda x: x | {"standard_error": None})
-
-    experiment = EXPERIMENTS["codes-depth"]
-    rows = [alone(row) if row["millions"] == 40 else row for row in rows_of(experiment)]
-    write_rows(tmp_path / "results" / "codes-depth.json", experiment, rows)
-    write(tmp_path / "page.html", tmp_path / "results", tmp_path / "runs")
-    with Visit(browser, tmp_path / "page.html") as visit:
-        visit.draw_all()
-        found = visit.page.evaluate(ERROR_BARS)
-    assert {shown == known for _, shown, known in found} == {True}
-    assert sum(shown for _, shown, _ in found) > 0
-    assert any(known < values for values, _, known in found)
 
 
 def test_hovers_legends_dark_mode_and_phones(browser: Any, pages: SimpleNamespace) -> None:
     with Visit(browser, pages.full) as visit:
         page = visit.page
         page.locator("td[data-about]").first.focus()
-        about = page.locator("#about").inner_text()
-        assert "by seed" in about
-        assert "learning rate" in about
+        assert "learning rate" in page.locator("#about").inner_text()
         page.keyboard.press("Escape")
         assert page.locator("#about").is_hidden()
 
@@ -157,8 +119,8 @@ def test_hovers_legends_dark_mode_and_phones(browser: Any, pages: SimpleNamespac
         figure.locator(".scatterlayer .point").first.hover(force=True)
         page.locator("#about").wait_for()
         hover = page.locator("#about").inner_text()
-        for text in ("by seed", "NVIDIA H200", "runs: fuzzy_logic-"):
-            assert text in hover
+        assert "NVIDIA H200" in hover
+        assert "run-" in hover
         lines = figure.locator(".plot").first.locator(".scatterlayer .trace")
         before, key = lines.count(), figure.locator(".legend button").first
         key.press("Enter")
@@ -171,36 +133,6 @@ def test_hovers_legends_dark_mode_and_phones(browser: Any, pages: SimpleNamespac
         dark = page.evaluate(COLOURS)
         assert light == ["rgb(255, 255, 255)"] * 2
         assert dark[0] == dark[1] != light[0]
-        assert visit.width() == 360
-
-
-def test_evidence_is_seen_whole_at_the_top_without_scripts(
-    browser: Any, pages: SimpleNamespace
-) -> None:
-    phone = {"viewport": {"width": 360, "height": 740}, "java_script_enabled": False}
-    whole = "(all) => all.every((e) => e.offsetHeight && e.scrollHeight <= e.offsetHeight)"
-    for scheme in ("light", "dark"):
-        with Visit(browser, pages.full, color_scheme=scheme, **phone) as visit:
-            header = visit.page.locator("header")
-            evidence = header.locator("details .evidence")
-            assert evidence.count() > 10
-            assert not evidence.first.is_visible()
-            for summary in header.locator("ul.verdicts summary").all():
-                summary.press("Enter")
-            assert header.locator("ul.verdicts details:not([open])").count() == 0
-            assert evidence.evaluate_all(whole)
-    with Visit(browser, pages.full, **phone) as visit:
-        visit.page.emulate_media(media="print")
-        assert visit.page.locator("header .evidence").evaluate_all(whole)
-
-
-def test_an_empty_page_has_commands(browser: Any, pages: SimpleNamespace) -> None:
-    with Visit(browser, pages.empty) as visit:
-        commands = visit.page.locator(".empty code").all_inner_texts()
-        assert "hyla reproduce ablation --scale paper" in commands
-        visit.page.locator("nav a", has_text="Ablations").focus()
-        visit.page.keyboard.press("Enter")
-        visit.page.wait_for_url("**#ablation")
         assert visit.width() == 360
 
 

@@ -1,168 +1,177 @@
-"""Rows of results: which hyperparameters are chosen, and what is reported of them."""
+"""From trainings to rows: what is chosen, what is missing, what a row shows."""
 
-import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny_run
+from stores import SETTINGS, made, store
 
-from hyla.experiments import runner
-from hyla.experiments.declare import Point
-from hyla.experiments.rows import (
-    FinishedRun,
-    choose,
-    measured,
-    members_of,
-    paper_choice,
-    provenance,
+from hyla.errors import bad_value
+from hyla.experiments.rows import choose, chosen_trainings, missing, rows, trainings_left
+from hyla.experiments.spec import HELD_OUT, Analysis, Plan, Point
+from hyla.train import Member
+from hyla.train.store import Analysed, Entry, Search, Store, Trained
+
+FIRST, OTHER = SETTINGS[0], SETTINGS[1]
+POINT = Point({"kind": "hyla"}, tiny_run("sraven", members=SETTINGS))
+
+
+def grid_of(costs: dict[Member, list[float]], **options: Any) -> list[Trained]:
+    """Trainings of all settings, their validation losses by seed."""
+    return [
+        made(POINT, setting, seed, validation=cost, held_out=cost / 10, **options)
+        for setting, each in costs.items()
+        for seed, cost in enumerate(each)
+    ]
+
+
+def test_a_search_comes_first_and_then_the_other_seeds() -> None:
+    plan, nothing = Plan(), store()
+    assert missing(POINT, plan, nothing) == list(SETTINGS)
+    assert trainings_left(POINT, plan, nothing) == len(SETTINGS) + 2
+    searched = store(*grid_of({s: [1.0 + i] for i, s in enumerate(SETTINGS)}))
+    assert missing(POINT, plan, searched) == [replace(FIRST, seed=s) for s in (1, 2)]
+    assert trainings_left(POINT, plan, searched) == 2
+
+
+def test_more_seeds_are_added_to_those_that_are_there() -> None:
+    three = store(*grid_of({s: [1.0 + i] * 3 for i, s in enumerate(SETTINGS)}))
+    assert not missing(POINT, Plan(), three)
+    wanted = missing(POINT, Plan(seeds=12, search_seeds=3), three)
+    assert wanted == [replace(FIRST, seed=seed) for seed in range(3, 12)]
+    (row,) = rows(POINT, Plan(seeds=2), three)
+    assert row.seeds == (0, 1)
+
+
+def test_a_plan_without_seeds_shows_all_that_there_are() -> None:
+    found = grid_of({s: [1.0 + i] * 3 for i, s in enumerate(SETTINGS)})
+    more = [made(POINT, FIRST, seed) for seed in (3, 4)]
+    (row,) = rows(POINT, Plan(), store(*found, *more))
+    assert row.seeds == (0, 1, 2, 3, 4)
+
+
+def test_the_least_mean_validation_loss_is_chosen() -> None:
+    costs = {s: [5.0, 5.0, 5.0] for s in SETTINGS} | {FIRST: [1.0, 9.0, 1.0], OTHER: [2.0] * 3}
+    assert choose(POINT, Plan(), store(*grid_of(costs))) == (OTHER, Search(4, 3))
+    by_held_out = Plan(choose_by=HELD_OUT)
+    found = choose(POINT, by_held_out, store(*grid_of(costs | {FIRST: [7.0] * 3})))
+    assert found == (FIRST, Search(4, 3))
+
+
+def test_the_choice_uses_only_seeds_that_every_setting_has() -> None:
+    costs = {s: [2.0] for s in SETTINGS} | {FIRST: [1.0, 9.0, 9.0]}
+    assert choose(POINT, Plan(), store(*grid_of(costs))) == (FIRST, Search(4, 1))
+    assert choose(POINT, Plan(search_seeds=2), store(*grid_of(costs))) is None
+
+
+def test_what_is_reported_plays_no_part_in_the_choice() -> None:
+    costs = {s: [2.0] * 3 for s in SETTINGS} | {FIRST: [1.0] * 3}
+    low = {"held_out": {"accuracy": 0.01}}
+    found = [
+        replace(one, evaluation=one.evaluation | low) if one.evaluation["validation"]["loss"] < 2
+        else one for one in grid_of(costs)
+    ]  # fmt: skip
+    chosen = choose(POINT, Plan(), store(*found))
+    assert chosen is not None
+    assert chosen[0] == FIRST
+
+
+def test_a_setting_that_diverges_less_is_chosen() -> None:
+    costs = {s: [3.0, 3.0] for s in SETTINGS[1:]}
+    diverged = [made(POINT, FIRST, 0, diverged_at=7), made(POINT, FIRST, 1, validation=0.1)]
+    chosen = choose(POINT, Plan(seeds=2), store(*grid_of(costs), *diverged))
+    assert chosen is not None
+    assert chosen[0] == OTHER
+
+
+def test_diverged_seeds_have_no_value() -> None:
+    plan = Plan(setting=FIRST)
+    found = [made(POINT, FIRST, 0, held_out=0.2), made(POINT, FIRST, 1, diverged_at=3)]
+    (row,) = rows(POINT, plan, store(*found))
+    assert row.main.per_seed == (20.0, None)
+    assert row.main.mean == 20.0
+    assert row.main.standard_error is None
+
+
+def test_a_recorded_choice_stands_until_a_search_over_more_seeds() -> None:
+    recorded = [made(POINT, OTHER, seed, chosen=Search(4, 2)) for seed in range(3)]
+    assert choose(POINT, Plan(), store(*recorded)) == (OTHER, Search(4, 2))
+    assert not missing(POINT, Plan(), store(*recorded))
+    best = {s: 1.0 if s == FIRST else 2.0 for s in SETTINGS}
+    on_one_seed = grid_of({s: [cost] for s, cost in best.items() if s != OTHER})
+    assert choose(POINT, Plan(), store(*recorded, *on_one_seed)) == (OTHER, Search(4, 2))
+    on_three = grid_of({s: [cost] * 3 for s, cost in best.items() if s != OTHER})
+    assert choose(POINT, Plan(), store(*recorded, *on_three)) == (FIRST, Search(4, 3))
+    wider = Plan(search_seeds=3)
+    assert choose(POINT, wider, store(*recorded)) is None
+    assert len(missing(POINT, wider, store(*recorded))) == 9
+
+
+def test_a_given_setting_needs_no_search() -> None:
+    outside = Member(0, 0.5, 0.5, 3)
+    plan = Plan(setting=outside)
+    assert missing(POINT, plan, store()) == [replace(outside, seed=seed) for seed in range(3)]
+    one_setting = replace(POINT, config=tiny_run("sraven", members=SETTINGS[:1]))
+    assert len(missing(one_setting, Plan(), store())) == 3
+    assert rows(one_setting, Plan(), store(made(one_setting, FIRST, 0)))[0].search is None
+
+
+def test_a_precision_that_is_asked_for_is_demanded() -> None:
+    found = store(*grid_of({s: [1.0 + i] * 3 for i, s in enumerate(SETTINGS)}))
+    assert not missing(POINT, Plan(), found)
+    assert len(missing(POINT, Plan(precision="fp32"), found)) == len(SETTINGS)
+    exact = store(*grid_of({s: [1.0] for s in SETTINGS}, precision="fp64"))
+    assert len(missing(POINT, Plan(), exact)) == len(SETTINGS)
+    mixed = [made(POINT, FIRST, 0), made(POINT, FIRST, 1, precision="bf16")]
+    (row,) = rows(POINT, Plan(setting=FIRST), store(*mixed))
+    assert row.precisions == ["tf32", "bf16"]
+
+
+def test_rows_are_a_pure_function() -> None:
+    found = grid_of({s: [1.0 + i] * 3 for i, s in enumerate(SETTINGS)})
+    ours = [rows(POINT, Plan(), store(*each)) for each in (found, found[::-1])]
+    assert ours[0] == ours[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seeds": 0}, {"search_seeds": 0}, {"seeds": 2, "search_seeds": 3}, {"choose_by": "luck"}],
 )
-from hyla.train import train
-
-SETTINGS = ("seed", "learning_rate", "weight_decay", "warmup")
-
-
-def member(seed: int, rate: float, validation: float | None, held_out: float) -> dict[str, Any]:
-    evaluation = None
-    if validation is not None:
-        evaluation = {
-            "held_out": {"r2": held_out, "loss": 1 - held_out},
-            "train": {"r2": 0.5, "loss": 0.5},
-            "validation": {"r2": 0.5, "loss": validation},
-        }
-    settings = dict(zip(SETTINGS, (seed, rate, 0.1, 100), strict=True))
-    return settings | {"evaluation": evaluation, "loss": 0.1, "diverged_at": None}
+def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options)) if len(options) == 1 else "search"):
+        Plan(**options)
 
 
-def finished(*members: dict[str, Any]) -> FinishedRun:
-    config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
-    # Of HYLA, a row also says how much of the trained value networks is on.
-    config = replace(config, model=replace(config.model, kind="linear"))
-    return FinishedRun(Path("run"), config, {"members": list(members), "seconds": 1.0}, {})
+def nothing(*arguments: object, **settings: object) -> list[Entry]:
+    raise bad_value("compute", "a call", "none")
 
 
-def test_the_best_validation_loss_is_chosen_whatever_is_reported() -> None:
-    run = finished(
-        member(0, 1e-3, 0.20, 0.9), member(1, 1e-3, 0.30, 0.9),
-        member(0, 3e-3, 0.22, 0.1), member(1, 3e-3, 0.26, 0.3),
-    )  # fmt: skip
-    (row,) = measured(Point({"kind": "hyla"}, run.config, (50.0, 1.0)), [run], "smoke")
-    assert row["hyperparameters"]["learning_rate"] == 3e-3  # 0.24 against 0.25
-    assert row["per_seed"] == [10.0, 30.0]
-    assert (row["mean"], row["standard_error"]) == (20.0, 10.0)
-    assert row["paper_choice"]["mean"] == 90.0
-    assert (row["paper_mean"], row["paper_standard_error"]) == (50.0, 1.0)
-    assert [round(g["validation_loss"], 3) for g in row["grid"]] == [0.25, 0.24]
-    assert [g["per_seed"] for g in row["grid"]] == [[90.0, 90.0], [10.0, 30.0]]
+def test_analyses_of_weights_make_rows_over_seeds() -> None:
+    analysis = Analysis("codes", "weights", {"instances": 3}, nothing)
+    point = replace(POINT, analyses=(analysis,))
+    ones = [made(point, FIRST, seed) for seed in range(3)]
+    analysed = [
+        Analysed(one.key, "codes", {"instances": n}, (
+            Entry({"layer": 0}, {"F1": 10.0 * seed + n}), Entry({"layer": 1}, {"F1": 50.0}),
+        ), frozen=seed == 1)
+        for seed, one in enumerate(ones[:2])
+        for n in (3, 5)
+    ]  # fmt: skip
+    found = rows(point, Plan(setting=FIRST), Store(ones, (), analysed))
+    assert [dict(row.axes) for row in found] == [
+        {"kind": "hyla", "layer": 0}, {"kind": "hyla", "layer": 1},
+    ]  # fmt: skip
+    assert found[0].main.per_seed == (3.0, 13.0)
+    assert found[0].seeds == (0, 1)
+    assert found[0].frozen
+    assert chosen_trainings(point, Plan(setting=FIRST), Store(ones, (), ())).keys() == {0, 1, 2}
 
 
-@pytest.mark.parametrize("scramble", range(3))
-def test_the_choice_does_not_look_at_what_is_reported(scramble: int) -> None:
-    values = [0.3, 0.9, 0.1, 0.7]
-    values = values[scramble:] + values[:scramble]
-    losses = [0.5, 0.4, 0.1, 0.7]
-    run = finished(*(member(0, 1e-3 * (i + 1), losses[i], values[i]) for i in range(4)))
-    assert choose(members_of([run]))[0].number == 2
-
-
-def test_a_setting_that_diverged_is_not_chosen() -> None:
-    run = finished(member(0, 1e-3, 0.9, 0.1), member(0, 3e-3, None, 0.0))
-    assert choose(members_of([run]))[0].number == 0
-    assert paper_choice(members_of([run]))[0].number == 0
-    lost = finished(member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0))
-    (row,) = measured(Point({}, lost.config), [lost], "smoke")
-    assert row["mean"] is None
-    assert row["per_seed"] == [None, None]
-
-
-def test_of_settings_that_all_diverged_the_one_that_did_least_is_chosen() -> None:
-    run = finished(
-        member(0, 1e-3, None, 0.0), member(1, 1e-3, None, 0.0),
-        member(0, 3e-3, 0.5, 0.3), member(1, 3e-3, None, 0.0),
-    )  # fmt: skip
-    for chosen in (choose(members_of([run])), paper_choice(members_of([run]))):
-        assert [m.number for m in chosen] == [2, 3]
-    (row,) = measured(Point({}, run.config), [run], "smoke")
-    assert (row["mean"], row["standard_error"], row["per_seed"]) == (30.0, None, [30.0, None])
-
-
-def test_each_measure_is_of_its_split() -> None:
-    values = {"held_out": 0.1, "train": 0.2, "unknown": 0.3, "validation": 0.4}
-    evaluation = {split: {"r2": value, "loss": 1.0} for split, value in values.items()}
-    one = member(0, 1e-3, 0.1, 0.1) | {"evaluation": evaluation, "loss": 0.7}
-    run = finished(one)
-    run = replace(
-        run, config=replace(run.config, splits=("train", "held_out"), task=run.config.task)
-    )
-    (found,) = members_of([run])
-    names = ("held out", "in distribution", "unknown terms", "training loss")
-    assert [found.measure(name) for name in names] == [10.0, 20.0, 30.0, 0.7]
-
-
-def test_the_grid_tells_what_each_training_explains_of_unknown_terms() -> None:
-    run = finished(member(0, 1e-3, 0.2, 0.5), member(1, 1e-3, None, 0.5), member(0, 3e-3, 0.9, 0.9))
-    point = Point({}, run.config)
-    assert all("unknown terms" not in one for one in measured(point, [run], "smoke")[0]["grid"])
-    run = replace(run, config=replace(run.config, splits=(*run.config.splits, "unknown")))
-    for one, value in zip(run.summary["members"], (0.25, None, 0.75), strict=True):
-        if one["evaluation"]:
-            one["evaluation"]["unknown"] = {"r2": value, "loss": 1.0}
-    (row,) = measured(point, [run], "smoke")
-    assert [one["unknown terms"] for one in row["grid"]] == [[25.0, None], [75.0]]
-
-
-def test_the_papers_choice_has_all_seeds() -> None:
-    run = finished(
-        member(0, 1e-3, 0.2, 0.5), member(1, 1e-3, 0.2, 0.7), member(0, 3e-3, 0.9, 0.9)
-    )  # fmt: skip
-    assert [m.number for m in paper_choice(members_of([run]))] == [0, 1]
-
-
-def test_a_search_on_the_first_seed_compares_that_seed_alone() -> None:
-    search = finished(member(0, 1e-3, 0.3, 0.5), member(0, 3e-3, 0.2, 0.4))
-    others = finished(member(1, 3e-3, 9.0, 0.6), member(2, 3e-3, 9.0, 0.8))
-    chosen = choose(members_of([search, others]))
-    assert [m.seed for m in chosen] == [0, 1, 2]
-    assert {m.settings[0] for m in chosen} == {3e-3}
-    # What decided is what is told of the settings, not a mean over other seeds.
-    (row,) = measured(Point({}, search.config), [search, others], "smoke")
-    assert [(g["validation_loss"], g["seeds"]) for g in row["grid"]] == [(0.3, 1), (0.2, 3)]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_rows_of_hyla_tell_dead_layers(tmp_path: Path, precision: str) -> None:
-    config = replace(tiny_run("sraven"), precision=precision)
-    config = replace(config, splits=("train", "held_out", "validation"))
-    train(config, tmp_path / "run", device="cpu")
-    found = runner.finished(tmp_path / "run")
-    assert found is not None
-    (row,) = measured(Point({"kind": "hyla"}, config), [found], "smoke")
-    (chosen,) = {name for name, _ in row["chosen_members"]}
-    assert chosen == "run"
-    assert [len(layers) for layers in row["active_units"]] == [2] * len(row["per_seed"])
-    assert all(0 < percent < 100 for layers in row["active_units"] for percent in layers)
-
-
-def test_a_row_names_all_devices_of_its_runs(tmp_path: Path) -> None:
-    config = replace(tiny_run("fuzzy_logic"), splits=("train", "held_out", "validation"))
-    train(config, tmp_path / "run", device="cpu", stop_at=1)
-    log = tmp_path / "run" / "log.jsonl"
-    on_cpu = platform.machine()
-    log.write_text(
-        log.read_text().replace(f'"device": "{on_cpu}"', '"device": "a GPU"') + "{torn\n"
-    )
-    assert runner.finished(tmp_path / "run") is None
-    train(config, tmp_path / "run", device="cpu")
-    found = runner.finished(tmp_path / "run")
-    assert found is not None
-    train(config, tmp_path / "run", device="cpu")  # nothing is left to do
-    with log.open("ab") as handle:
-        handle.write(b'{"event": "resumed", "environment": {"device": "idle"}}\n\xff\n[]\n')
-    found = runner.finished(tmp_path / "run")
-    assert found is not None
-    assert provenance([found])["device"] == f"a GPU and {on_cpu}"
-    log.unlink()
-    found = runner.finished(tmp_path / "run")
-    assert found is not None
-    assert provenance([found])["device"] == on_cpu  # where the folder was made
+def test_local_trainings_are_told_from_published_ones() -> None:
+    ones = [made(POINT, FIRST, 0), made(POINT, FIRST, 1, path=Path("runs/x"))]
+    (row,) = rows(POINT, Plan(setting=FIRST), store(ones[0], local=(ones[1],)))
+    assert row.is_local
+    (row,) = rows(POINT, Plan(setting=FIRST), store(ones[0]))
+    assert not row.is_local

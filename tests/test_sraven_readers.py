@@ -1,33 +1,26 @@
-"""Readers of SRAVEN that see less than the solver, and models that do not tell signs apart."""
+"""SRAVEN baselines that see less than the solver, and what the answers of models show."""
 
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import comb
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_run
 from torch import Tensor
 
 import hyla
 from hyla.analysis import arithmetic_answers, kept_answers
 from hyla.analysis.answers import best_symbols, judge_answers
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.declare import Point
-from hyla.experiments.results import is_at, read_rows
-from hyla.experiments.runner import Options, finished, run_experiment
-from hyla.experiments.signs import told_apart
-from hyla.report.found import load
+from hyla.experiments.analyses import BY_RULE
+from hyla.experiments.run import Options, run_experiment
 from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig
 from hyla.tasks.sraven_readers import READERS, read
-from hyla.train import grid, load_run, train
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 
-ROOT = Path(__file__).parents[1]
 SLOTWISE = [reader for reader in READERS if "exact" not in reader]
 SMALL = SravenConfig(features=3, values=5)
 
@@ -236,82 +229,25 @@ def test_who_does_not_look_at_a_row_keeps_all_answers(row: int) -> None:
 
 def test_readers_are_an_experiment(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["readers-sraven"]
-    options = Options(scale="smoke", runs=tmp_path, device="cpu")
-    rows = run_experiment(experiment, options)
-    assert len(rows) == len(experiment.smoke["features"]) * len(READERS)
+    rows = run_experiment(experiment, Options(runs=tmp_path, tiny=True))
+    assert len(rows) == len(experiment.tiny["features"]) * len(READERS)
     for row in rows:
-        assert len(row["per_seed"]) == 3
-        assert 0 < row["mean"] <= 100
-        assert row["feature_accuracy_by_rule"]["addition"]["mean"] <= 100
-    signless = next(r for r in rows if is_at(r, {"reader": "no sign", "features": 3}))
+        assert row.seeds == (0, 1, 2)
+        assert len(row.main.values) == 3
+        assert row.main.mean is not None
+        assert 0 < row.main.mean <= 100
+        assert all(0 <= right <= 100 for right in row.details[BY_RULE]["addition"].values)
+    signless = next(row for row in rows if row.is_at({"reader": "no sign", "features": 3}))
     config = SravenConfig(features=3)
     numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + 64)
     for name, split in (("held out", "held_out"), ("in distribution", "train")):
         batches = [Sraven(config, seed).batch(split, numbers) for seed in range(3)]
         solved = [100 * accuracy("no sign", batch, config) for batch in batches]
-        assert signless["measures"][name]["per_seed"] == pytest.approx(solved)
-    assert signless["per_seed"] == signless["measures"]["held out"]["per_seed"]
+        assert signless.measures[name].per_seed == pytest.approx(solved)
+    assert signless.main == signless.measures["held out"]
     batch = Sraven(config, 1).batch("held_out", numbers)
     right = read("no sign", batch.panels, config).gather(-1, batch.targets[..., None])[..., 0]
     for rule, name in enumerate(RULES):
-        there = right[batch.target_rules == rule]
-        found = signless["feature_accuracy_by_rule"][name]["per_seed"][1]
-        assert found == (pytest.approx(100 * there.mean().item()) if len(there) else None)
-
-
-def test_signs_are_those_of_each_model_and_split(tmp_path: Path) -> None:
-    members = grid([5, 7], [1e-2], [0.0], [1])
-    splits = ("train", "held_out", "validation")
-    config = tiny_run("sraven", members=members, splits=splits, steps=40)
-    train(config, tmp_path / "run", device="cpu")
-    run = finished(tmp_path / "run")
-    assert run is not None
-    (row,) = told_apart(Point({"kind": "hyla"}, config), [run], "smoke", lambda text: None)
-    _, population = load_run(tmp_path / "run")
-    numbers = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + row["asked"])
-    for place, one in enumerate(members):
-        task, model = Sraven(config.task, one.seed), hyla.member(population, place)
-        held_out = arithmetic_answers(model, task.batch("held_out", numbers))
-        training = arithmetic_answers(model, task.batch("train", numbers))
-        measured = {name: values["per_seed"][place] for name, values in row["measures"].items()}
-        apart = [100 * mean(x.told_apart for x in found.values()) for found in (held_out, training)]
-        assert [measured["told apart"], measured["told apart, training"]] == pytest.approx(apart)
-        assert row["per_seed"][place] == measured["told apart"]
-        for rule, other in (("addition", "subtraction"), ("subtraction", "addition")):
-            assert measured[f"{rule}: right"] == pytest.approx(100 * held_out[rule].right)
-            assert measured[f"{rule}: as {other}"] == pytest.approx(100 * held_out[rule].other)
-        batch = task.batch("held_out", numbers)
-        answers = best_symbols(model, batch)
-        solved = 100 * (answers == batch.targets).all(dim=-1).double().mean().item()
-        assert measured["solved"] == pytest.approx(solved)
-        assert measured["solved but for signs"] >= measured["solved"]
-        swapped = torch.where(answers == batch.other_sign, batch.targets, answers)
-        whatever = 100 * (swapped == batch.targets).all(dim=-1).double().mean().item()
-        assert measured["solved but for signs"] == pytest.approx(whatever)
-        for name, part in kept_answers(model, batch).items():
-            assert measured[f"kept, another {name}"] == pytest.approx(100 * part)
-
-
-def test_models_that_do_not_tell_signs_apart_solve_as_much_as_who_does_not() -> None:
-    """The yardstick of the results is right: models at chance on signs are within its reach."""
-    readers = read_rows(ROOT / "results/readers-sraven.json")
-    place = {"reader": "no sign", "features": 4}
-    yardstick = next(row for row in readers if is_at(row, place))
-    table_1 = {"heads": 16, "depth": 4}
-    asked = read_rows(ROOT / "results/signs.json")
-    signs = {row["kind"]: row for row in asked if is_at(row, table_1)}
-    for row in read_rows(ROOT / "results/heads.json"):
-        if row["heads"] != 16:
-            continue
-        apart = signs[row["kind"]]["per_seed"]
-        for solved, seed, level in zip(row["per_seed"], apart, yardstick["per_seed"], strict=True):
-            if abs(seed - 50) < 2:
-                assert abs(solved - level) < 3
-            else:
-                assert solved > level + 3
-
-
-def test_figures_of_features_have_yardsticks(tmp_path: Path) -> None:
-    found = {one.experiment.name: one for one in load(ROOT / "results", tmp_path)}
-    names = {row["kind"] for row in found["features"].beside}
-    assert names == {"slot by slot, no model", "no sign, no model"}
+        governed = right[batch.target_rules == rule]
+        found = signless.details[BY_RULE][name].per_seed[1]
+        assert found == (pytest.approx(100 * governed.mean().item()) if len(governed) else None)

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from hyla.analysis.codes import Array, Codes, attention_codes, to_numpy
 from hyla.errors import bad_value, unknown_name
-from hyla.layers import member as one_member
 from hyla.model import Transformer, check_single
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
-from hyla.train.trained import load_run
+from hyla.train.trained import load_member
 
 KEYS = ("self", "row")
 Part = tuple[Array, dict[str, Array]]
@@ -97,7 +96,7 @@ def _maker(
 
 
 def collect_run(
-    folder: Path | str,
+    name_or_path: Path | str,
     member: int,
     split: str,
     instances: int | Tensor,
@@ -110,16 +109,21 @@ def collect_run(
     device: torch.device | str | None = None,
     batch: int = 512,
 ) -> Codes:
-    """`collect` for a member of a run folder, on its own instances, that training never saw.
+    """Call `collect` for one member of a run, with the task and the data seed of that member.
 
-    step: of an older checkpoint that is still there.
+    name_or_path: a run folder, or the name of a packaged model.
+    step: load the checkpoint of this step instead of the newest one.
+    The other arguments are those of `collect`.
+
+    >>> held_out = collect_run("sraven-hyla", 0, "held_out", 100)
+    >>> held_out.codes.shape  # layers, instances, heads
+    (4, 100, 16)
     """
-    config, population = load_run(folder, step)
-    check_member(member, len(config.members))
+    config, model = load_member(name_or_path, member, step)
     return collect(
-        one_member(population, member), config.task, split, instances,
-        seed=config.members[member].seed, first_instance=first_instance, fixed=fixed, keys=keys,
-        permute=permute, device=device, batch=batch,
+        model, config.task, split, instances, seed=config.members[member].seed,
+        first_instance=first_instance, fixed=fixed, keys=keys, permute=permute, device=device,
+        batch=batch,
     )  # fmt: skip
 
 
@@ -143,12 +147,6 @@ def collect_inputs(
     query, key = np.tile(np.array(positions).T, len(tokens))
     labels = {"sequence": found.labels["sequence"], "query": query, "key": key}
     return Codes(found.codes, tuple(by_layer), labels)
-
-
-def check_member(member: int, members: int) -> None:
-    """Refuses a number that no member of a run has."""
-    if not 0 <= member < members:
-        raise bad_value("member", member, f"a whole number from 0 to {members - 1}")
 
 
 def _check(model: Transformer, instances: int | Tensor, batch: int, keys: str) -> None:

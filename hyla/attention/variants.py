@@ -58,6 +58,7 @@ KINDS: dict[str, Kind] = {
     "hyla-rms_head+softmax": Kind("HYLA - RMSHead + softmax", "softmax", "mlp", nonlinear=True),
     "hyla+deep": Kind("HYLA + deep value network", "rms_head", "deep", nonlinear=True),
 }
+BUILT_IN_KINDS = tuple(KINDS)  # whose names mean the same everywhere
 
 
 def gelu(x: Tensor) -> Tensor:

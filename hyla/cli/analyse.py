@@ -24,17 +24,16 @@ from hyla.analysis import (
     kept_answers,
     mean_codes,
 )
-from hyla.analysis.collect import check_member
 from hyla.cli import shared
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
-from hyla.layers import member as one_member
 from hyla.model import Transformer
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import Sraven, SravenConfig
 from hyla.tasks.sraven_draw import save
-from hyla.train import RunConfig, load_run
+from hyla.train import RunConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
+from hyla.train.trained import load_member
 
 PICTURES = ("png", "svg")
 # What is decoded and what colours a figure, by task; what may explain the codes.
@@ -51,7 +50,7 @@ HOW_DECODED = (
 
 
 def analyse(
-    folder: Positional[Path],
+    name_or_path: Positional[Path],
     member: int = 0,
     layer: int = -1,
     instances: int = 2000,
@@ -66,12 +65,12 @@ def analyse(
 ) -> None:
     """Decode rules or terms from the latent codes of a trained model, compare and draw the codes.
 
-    A logistic regression learns from training tasks and is measured on held-out ones, beside one
-    that learned from shuffled labels. Of SRAVEN it is also told whether the model's answers tell
+    A logistic regression is fitted to training tasks and measured on held-out ones, beside a
+    control with shuffled labels. For SRAVEN, the command also prints how often the answers tell
     addition from subtraction, and how many stay if a complete row is another instance's.
 
     Args:
-        folder: The folder of the run.
+        name_or_path: A run folder, or the name of a packaged model, such as sraven-hyla.
         member: Number of the member.
         layer: The layer whose codes are compared and drawn; -1 is the last.
         instances: How many instances of each split, none of them seen in training.
@@ -85,9 +84,9 @@ def analyse(
         json: Print JSON only.
     """
     _check_files(output, figure)
-    config, population = load_run(folder)
-    number = _checked_layer(config, member, layer)
-    model = one_member(population, member).to(shared.checked_device(device))
+    config, model = load_member(name_or_path, member)
+    number = _checked_layer(config, layer)
+    model.to(shared.checked_device(device))
     options: dict[str, Any] = {"instances": instances, "keys": keys, "permute": permute}
     seed_of_data = config.members[member].seed
     get: Any = partial(collect, model, config.task, seed=seed_of_data, **options)
@@ -105,14 +104,14 @@ def analyse(
         with new_file(figure, overwrite=overwrite) as handle:
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:
-        about = {"run": str(folder), "member": member, "instances": instances}
+        about = {"run": str(name_or_path), "member": member, "instances": instances}
         record = about | _record(decoding, shares, means, number)
         record |= {"arithmetic": _parts(answers), "kept_answers": stay}
         shared.write_json(without_nan(record))
         return
     console = shared.output()
     sizes = f"{config.model.kind}, {config.model.layers} layers, {config.model.heads} heads"
-    about_model = f"{folder}, member {member}: {sizes}, seed {seed_of_data}"
+    about_model = f"{name_or_path}, member {member}: {sizes}, seed {seed_of_data}"
     console.print(about_model, soft_wrap=True, markup=False, highlight=False)
     _print(console, decoding, shares, means, number)
     for text in _told(answers, stay):
@@ -173,9 +172,8 @@ def _check_files(output: Path | None, figure: Path | None) -> None:
         raise bad_value("output", output, "the name of a .npz file")
 
 
-def _checked_layer(config: RunConfig, member: int, layer: int) -> int:
-    """The number of the layer, counted from 0, if the run has it and the member."""
-    check_member(member, len(config.members))
+def _checked_layer(config: RunConfig, layer: int) -> int:
+    """Return the number of the layer, counted from 0; raise ValueError if the model lacks it."""
     count = config.model.layers
     if not -count <= layer < count:
         raise bad_value("layer", layer, f"a whole number from {-count} to {count - 1}")

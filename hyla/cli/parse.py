@@ -13,11 +13,12 @@ from tyro.extras import SubcommandApp
 
 from hyla.errors import unknown_name
 
-# What others call an option of ours, so that the nearest name is found for these too.
+# Names that other libraries, or earlier versions, give our options: typos are matched to these too.
 ALSO_CALLED = {
-    "--attention": "--kind", "--batch-size": "--batch", "--depth": "--layers", "--dimension": "--width", "--gpu": "--device",
-    "--learning-rate": "--lr", "--max-tokens": "--buckets", "--output": "--folder", "--seed": "--seeds",
-    "--n-layers": "--layers", "--n-heads": "--heads", "--wd": "--weight-decay",
+    "--attention": "--kind", "--batch-size": "--batch", "--depth": "--layers",
+    "--dimension": "--width", "--gpu": "--device", "--learning-rate": "--lr",
+    "--max-tokens": "--buckets", "--n-heads": "--heads", "--n-layers": "--layers",
+    "--output": "--folder", "--seed": "--seeds", "--wd": "--weight-decay",
 }  # fmt: skip
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ONCE = ("--lr", "--weight-decay", "--warmup", "--splits", "--only")

@@ -2,9 +2,8 @@
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,155 +15,132 @@ from tyro.conf import Positional, arg
 from hyla.cli.display import Lines, display_for, tell
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
-from hyla.experiments import EXPERIMENTS, Experiment, Row
-from hyla.experiments.declare import SEEDS
-from hyla.experiments.results import RESULTS, RUNS
-from hyla.experiments.reuse import chosen_setting
-from hyla.experiments.runner import (
+from hyla.experiments import EXPERIMENTS, Experiment, Plan, Row
+from hyla.experiments import publish as publishing
+from hyla.experiments.cost import seconds_left
+from hyla.experiments.rows import choose, missing, place_name, rows, trainings_left
+from hyla.experiments.run import (
+    RESULTS,
+    RUNS,
     Options,
-    chosen_points,
-    points_left,
-    require,
-    rows_so_far,
+    check_packages,
+    is_complete,
     run_experiment,
 )
-from hyla.experiments.scales import SCALES
-from hyla.experiments.search import ONE_SETTING, SEARCHES, written
-from hyla.experiments.status import Status, status
+from hyla.experiments.spec import HELD_OUT, VALIDATION_LOSS
 from hyla.processes import Job, run_all, told
-from hyla.train import TimeUp
+from hyla.statistics import Sample
+from hyla.train import Member, TimeUp
 from hyla.train.config import PRECISIONS
 from hyla.train.placement import find_devices
+from hyla.train.store import Store
 from hyla.train.watch import Watcher
 
-WIDE = 150  # characters of a terminal that has room for titles
-OUT_OF_TIME = 3  # what a process ends with that was stopped by the time limit
-EVERYTHING = ("all",)  # the points, unless --only says which; with nothing behind it, it is wrong
+OUT_OF_TIME = 3  # the exit code of a process that the time limit stopped
+EVERYTHING = ("all",)  # the value of --only where it is not given
+CHOICES = {"validation-loss": VALIDATION_LOSS, "held-out": HELD_OUT}
 Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
 
 def reproduce(
     names: Positional[Names] = (),
-    scale: Annotated[
-        str | None, arg(metavar="{" + ",".join(SCALES) + "}", help_behavior_hint="")
-    ] = None,
     only: Annotated[
         tuple[str, ...], arg(metavar="AXIS=VALUE [AXIS=VALUE ...]", help_behavior_hint="")
     ] = EVERYTHING,
-    search: Annotated[str, arg(metavar="{" + "|".join([*SEARCHES, ONE_SETTING]) + "}")] = "full",
-    precision: Annotated[str, arg(metavar="{" + ",".join(PRECISIONS) + "}")] = "fp32",
+    own: bool = False,
     seeds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    search_seeds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    setting: Annotated[str | None, arg(metavar="LR,DECAY,WARMUP", help_behavior_hint="")] = None,
+    choose_by: Annotated[str, arg(metavar="{" + ",".join(CHOICES) + "}")] = "validation-loss",
+    precision: Annotated[
+        str | None, arg(metavar="{" + ",".join(PRECISIONS) + "}", help_behavior_hint="")
+    ] = None,
+    tiny: bool = False,
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     processes: int = 1,
     time_limit: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="")] = None,
     device: str = "auto",
     runs: Path = RUNS,
     results: Path = RESULTS,
-    again: bool = False,
+    publish: bool = False,
     list: bool = False,  # noqa: A002 (the name of the option)
     json: bool = False,
 ) -> None:
-    """Run the experiments of the paper; the same command skips what is done and goes on.
+    """Train and analyse what is missing, and show the table; nothing is overwritten.
+
+    Published trainings count as done. The same command resumes where it was interrupted.
 
     Args:
         names: Experiments, see --list.
-        scale: paper (but for the demonstrations), or smaller: small (a GPU, minutes), smoke (tiny
-            models, a test).
-        only: Only the points with these values, such as row=HYLA task=SRAVEN.
-        search: Every setting on every seed; or on the first and then the best on the others; or no
-            search but one setting of the grid on every seed, such as 3e-4,0.3,1000 on SRAVEN.
-        precision: Of matrix products.
-        seeds: Only the first so many, where all of them (3) cost too much.
-        members: Train at most this many at once, for the sake of memory.
-        processes: Train so many points at once, each in a process of its own (on one GPU it pays
-            with NVIDIA's MPS, see docs/evidence.md).
-        time_limit: Stop after so many minutes; the same command goes on.
+        only: Select points by the values of their axes, such as row=HYLA task=SRAVEN.
+        own: Ignore published results: train everything here.
+        seeds: Seeds for each point. By default 3, and all that exist of a finished point.
+        search_seeds: Train every setting of the grid on this many seeds. By default a published
+            choice is used; without one, the grid is searched on one seed.
+        setting: Use this setting instead of a search, such as 3e-4,0.3,1000.
+        choose_by: Choose the setting by the validation loss, or by held-out results as the paper.
+        precision: Precision of matrix products. By default tf32 on a GPU and fp32 on a CPU, and
+            published results of any precision but fp64 count.
+        tiny: A few steps of tiny models: tests that everything works.
+        members: Train at most this many models at once, to save memory.
+        processes: Train this many points at once, each in its own process.
+        time_limit: Stop after this many minutes; the same command resumes.
         device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
         runs: Folder of the run folders.
-        results: Folder of the results at the paper's scale; the others lie with the runs.
-        again: Make rows that are there anew from their runs or from kept models, without training,
-            as after a change of the analysis.
-        list: Show all experiments with their state and cost; run nothing.
+        results: Folder of published results.
+        publish: Add the finished trainings to the published results, train nothing.
+        list: Show all experiments, what is missing and what it costs here.
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
-    _check(scale, precision, seeds, processes, time_limit)
-    if again and processes > 1:
-        raise bad_value("processes", processes, "1 with --again")
-    given = Options(
-        runs=runs, results=results, only=_wanted(only), search=search, precision=precision,
-        seeds=seeds, device=device, members=members, again=again,
-        deadline=None if time_limit is None else time.monotonic() + 60 * time_limit,
+    for name, count in (("processes", processes), ("members", members)):
+        if count is not None and count < 1:
+            raise bad_value(name, count, "a whole number of at least 1")
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise bad_value("time_limit", time_limit, "a number of minutes above 0")
+    if publish and (tiny or own or list):
+        raise bad_value("publish", "--publish with --tiny, --own or --list", "--publish alone")
+    options = Options(
+        _plan(seeds, search_seeds, setting, choose_by, precision), runs,
+        None if own else results, _wanted(only), tiny, device, members,
+        None if time_limit is None else time.monotonic() + 60 * time_limit,
     )  # fmt: skip
-    if list:
-        _show_list(chosen, given, scale, json)
-        return
-    work = [(one, replace(given, scale=scale or one.scales[0])) for one in chosen]
-    for experiment, options in work:  # what is wrong is told before anything is trained
-        require(experiment)
-        chosen_points(experiment, options)
-    left = (point for one, options in work for point in points_left(one, options))
-    if not again and any(point.config for point in left):
-        find_devices(device, "fp32")  # kept models may do without a device for the precision
-    made: dict[str, Any] = {}
-    for experiment, options in work:
-        try:
-            if processes > 1:
-                _train_together(experiment, options, processes, quiet=json)
-            made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
-        except TimeUp as error:
-            tell(f"{experiment.name}: {error}; the same command goes on from there")
-            made[experiment.name] = rows_so_far(experiment, options)
-            break
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted: the same command goes on") from None
-        if not json and (made[experiment.name] or not again):
-            _print_rows(experiment, made[experiment.name], options)
-    if again and not any(made.values()):
-        expected = "rows of these points, with runs in --runs or kept models in models beside them"
-        files = " or ".join(str(options.file(one.name)) for one, options in work)
-        raise bad_value("again", f"none in {files}", f"{expected} (--results names another)")
-    if json:
-        write_json(made)
+    if publish:
+        _publish(chosen, options, json)
+    elif list:
+        _show_list(chosen, options, json)
+    else:
+        _run(chosen, options, processes, json)
 
 
-def _train_together(
-    experiment: Experiment, options: Options, processes: int, *, quiet: bool
-) -> None:
-    """Makes the rows that are not there, some points at a time."""
-    require(experiment)
-    threads = max(1, torch.get_num_threads() // processes)
-    jobs: dict[str, Job] = {}
-    for point in points_left(experiment, options):  # no two are made of the same run
-        only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
-        name, alone = ", ".join(map(str, point.axes.values())), replace(options, only=only)
-        jobs[name] = partial(_one_point, experiment.name, name, alone, threads, quiet)
-    codes = dict(run_all(jobs, processes))
-    bad = {name: code for name, code in codes.items() if code not in (0, OUT_OF_TIME)}
-    if bad:
-        each = "; ".join(f"{name} ({told(code)})" for name, code in bad.items())
-        raise ValueError(f"{experiment.name}: points that failed, the others are kept: {each}.")
-    if OUT_OF_TIME in codes.values():
-        raise TimeUp("time is up")
+def _plan(
+    seeds: int | None,
+    search_seeds: int | None,
+    setting: str | None,
+    choose_by: str,
+    precision: str | None,
+) -> Plan:
+    if precision is not None and precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if choose_by not in CHOICES:
+        raise unknown_name("choose_by", choose_by, CHOICES)
+    member = None if setting is None else _setting(setting)
+    return Plan(seeds, search_seeds, member, CHOICES[choose_by], precision)
 
 
-def _one_point(experiment: str, name: str, options: Options, threads: int, quiet: bool) -> None:
-    """In a process of its own."""
-    torch.set_num_threads(threads)
-    if options.deadline is not None and time.monotonic() >= options.deadline:
-        sys.exit(OUT_OF_TIME)
-    watcher = Watcher if quiet else partial(Lines, sys.stderr, name=name)
+def _setting(text: str) -> Member:
+    parts = text.split(",")
     try:
-        run_experiment(EXPERIMENTS[experiment], options, watcher, tell)
-    except TimeUp as error:
-        tell(f"{name}: {error}")
-        sys.exit(OUT_OF_TIME)
-    except (OSError, ValueError) as error:
-        tell(f"{name}: error: {error}")
-        sys.exit(1)
+        rate, decay, warmup = float(parts[0]), float(parts[1]), int(parts[2])
+    except (ValueError, IndexError):
+        parts = []
+    if len(parts) != 3:
+        expected = "learning rate, weight decay and warm-up steps, such as 3e-4,0.3,1000"
+        raise bad_value("setting", repr(text), expected)
+    return Member(0, rate, decay, warmup)
 
 
-def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment]:
+def _experiments(names: Sequence[str], *, everything: bool) -> list[Experiment]:
     if not names and not everything:
         expected = f"one or more of {', '.join(EXPERIMENTS)} (see hyla reproduce --list)"
         raise bad_value("names", "nothing", expected)
@@ -174,32 +150,13 @@ def _experiments(names: tuple[str, ...], *, everything: bool) -> list[Experiment
     return [EXPERIMENTS[name] for name in names or EXPERIMENTS]
 
 
-def _check(
-    scale: str | None,
-    precision: str,
-    seeds: int | None,
-    processes: int,
-    time_limit: float | None,
-) -> None:
-    if scale is not None and scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, PRECISIONS)
-    if processes < 1:
-        raise bad_value("processes", processes, "a whole number of at least 1")
-    if seeds is not None and seeds > len(SEEDS):
-        raise bad_value("seeds", seeds, f"at most {len(SEEDS)}, which experiments have")
-    if time_limit is not None and not 0 < time_limit < float("inf"):
-        raise bad_value("time_limit", time_limit, "a number of minutes above 0")
-
-
-def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The values asked for, by axis."""
+def _wanted(only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Read the selected values, by axis."""
     wanted: dict[str, tuple[str, ...]] = {}
-    expected = "AXIS=VALUE, such as attention=hyla"
+    expected = "AXIS=VALUE, such as kind=hyla"
     if not only:
         raise bad_value("only", "nothing", expected)
-    for text in only if only != EVERYTHING else ():
+    for text in only if tuple(only) != EVERYTHING else ():
         axis, equals, value = text.partition("=")
         if not equals:
             raise bad_value("only", repr(text), expected)
@@ -210,81 +167,163 @@ def _wanted(only: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return wanted
 
 
-def _watcher(json: bool) -> Callable[[], Watcher]:
-    return Watcher if json else lambda: display_for(sys.stderr)
-
-
-def _show_list(
-    experiments: list[Experiment], options: Options, scale: str | None, json: bool
-) -> None:
-    found: dict[str, Status] = {}
-    not_listed: list[str] = []
-    for experiment in experiments:
-        if scale is None or scale in experiment.scales:
-            chosen = replace(options, scale=scale or experiment.scales[0])
-            try:
-                found[experiment.name] = status(experiment, chosen)
-            except ValueError as error:  # it does not have the setting or axis
-                not_listed.append(str(error))
-    if not_listed and not found:
-        raise ValueError(not_listed[0])
+def _run(chosen: Sequence[Experiment], options: Options, processes: int, json: bool) -> None:
+    for experiment in chosen:  # errors come before any training
+        check_packages(options.points(experiment))
+    store = options.store()
+    if any(missing(p, options.plan, store) for one in chosen for p in options.points(one)):
+        find_devices(options.device, options.plan.precision or "fp32")
+    made: dict[str, list[Row]] = {}
+    for experiment in chosen:
+        try:
+            if processes > 1:
+                _in_processes(experiment, options, processes, quiet=json)
+            made[experiment.name] = run_experiment(experiment, options, _watcher(json), tell)
+        except TimeUp as error:
+            tell(f"{experiment.name}: {error}; the same command resumes")
+            store = options.store()
+            points = options.points(experiment)
+            made[experiment.name] = [
+                row for point in points for row in rows(point, options.plan, store)
+            ]
+            break
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted: the same command resumes") from None
+        if not json:
+            _print_rows(experiment, options)
     if json:
-        write_json({name: asdict(one) for name, one in found.items()})
+        write_json(
+            {name: [publishing.as_json(row) for row in found] for name, found in made.items()}
+        )
+    else:
+        for problem in options.store().problems:
+            tell(problem)
+
+
+def _watcher(quiet: bool) -> Callable[[], Watcher]:
+    return Watcher if quiet else partial(display_for, sys.stderr)
+
+
+def _in_processes(experiment: Experiment, options: Options, processes: int, *, quiet: bool) -> None:
+    """Complete the points, some at a time."""
+    threads, store = max(1, torch.get_num_threads() // processes), options.store()
+    jobs: dict[str, Job] = {}
+    for point in options.points(experiment):
+        if not is_complete(point, options.plan, store):
+            only: dict[str, tuple[str, ...]] = {a: (str(v),) for a, v in point.axes.items()}
+            name, alone = place_name(point.axes), replace(options, only=only)
+            jobs[name] = partial(_one_point, experiment.name, name, alone, threads, quiet)
+    codes = dict(run_all(jobs, processes))
+    bad = {name: code for name, code in codes.items() if code not in (0, OUT_OF_TIME)}
+    if bad:
+        each = "; ".join(f"{name} ({told(code)})" for name, code in bad.items())
+        raise ValueError(f"{experiment.name}: points that failed, the others are kept: {each}.")
+    if OUT_OF_TIME in codes.values():
+        raise TimeUp("time is up")
+
+
+def _one_point(experiment: str, name: str, options: Options, threads: int, quiet: bool) -> None:
+    """Complete one point in a process of its own."""
+    torch.set_num_threads(threads)
+    watcher = Watcher if quiet else partial(Lines, sys.stderr, name=name)
+    try:
+        options.check_time()
+        run_experiment(EXPERIMENTS[experiment], options, watcher, tell)
+    except TimeUp as error:
+        tell(f"{name}: {error}")
+        sys.exit(OUT_OF_TIME)
+    except (OSError, ValueError) as error:
+        tell(f"{name}: error: {error}")
+        sys.exit(1)
+
+
+def _publish(chosen: Sequence[Experiment], options: Options, json: bool) -> None:
+    assert options.results is not None
+    added = publishing.publish(chosen, options.runs, options.results)
+    if json:
+        write_json(added)
         return
-    console = output()
+    for name, count in added.items():
+        output().print(f"{options.results / name}: {count} added", soft_wrap=True, markup=False)
+
+
+def _show_list(chosen: Sequence[Experiment], options: Options, json: bool) -> None:
+    store, found = options.store(), dict[str, dict[str, Any]]()
+    for experiment in chosen:
+        try:
+            points = options.points(experiment)
+        except ValueError:  # without the axis of --only
+            if len(chosen) == 1:
+                raise
+            continue
+        left = [point for point in points if not is_complete(point, options.plan, store)]
+        found[experiment.name] = {
+            "points": len(points),
+            "complete": len(points) - len(left),
+            "trainings_left": sum(trainings_left(p, options.plan, store) for p in points),
+            "hours_left": seconds_left(left, options.plan, store, options.device) / 3600,
+        }
+    if json:
+        write_json(found)
+        return
     table = Table(title="Experiments", title_justify="left")
-    wide = console.width >= WIDE
-    table.add_column("name", no_wrap=True)
-    for name in ("what", "in the paper", "scale") if wide else ("scale",):
+    for name in ("name", "in the paper"):
         table.add_column(name, overflow="fold")
-    columns = ["measured", "as asked", *(["begun", "instances"] * wide), "models", "H200 hours"]
-    for name in columns:
+    for name in ("complete", "trainings left", "hours here"):
         table.add_column(name, justify="right")
     for name, one in found.items():
-        experiment = EXPERIMENTS[name]
-        cells = [f"{one.measured}/{one.points}", str(one.as_asked)]
-        cells += [str(one.begun), f"{one.instances:,}"] * wide
-        what = [name, *([experiment.title, experiment.where] if wide else [])]
-        cells += [f"{one.members:,}", f"{one.hours:.1f}"]
-        table.add_row(*what, scale or experiment.scales[0], *cells)
-    console.print(table)
-    asked = f"--search {options.search} --precision {options.precision}"
-    asked += f" --seeds {options.seeds}" if options.seeds else ""
-    enough = "by a wider search" + (" or with more seeds" if options.seeds else "")
-    others = sum((Counter(one.others) for one in found.values()), Counter())
-    others.pop(asked, None)  # of another configuration, so no option keeps them
-    each = ", ".join(f"{made_with} ({count})" for made_with, count in others.most_common())
-    for line in (
-        f"As asked: made with {asked} or {enough}; other rows would be trained anew.",
-        *([f"To keep those, ask with the options they were made with: {each}."] if others else []),
-        *(["Begun: points without rows that have a run folder."] * wide),
-        "Hours: a rough estimate, with --precision tf32, fp16 or bf16, of all from the beginning.",
-        *(f"Not listed: {error}" for error in not_listed),
-        *(f"{name}: {one.problem}" for name, one in found.items() if one.problem),
-    ):
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def _print_rows(experiment: Experiment, rows: list[Row], options: Options) -> None:
+        complete = f"{one['complete']}/{one['points']}"
+        hours = (
+            f"{one['hours_left']:,.2g}" if one["hours_left"] < 10 else f"{one['hours_left']:,.0f}"
+        )
+        table.add_row(name, EXPERIMENTS[name].where, complete, str(one["trainings_left"]), hours)
     console = output()
-    table = Table(title=f"{experiment.title} ({experiment.where}), percent", title_justify="left")
+    console.print(table)
+    text = "Hours are a rough estimate from three training steps, uncompiled, timed just now."
+    console.print(text, soft_wrap=True)
+
+
+def _print_rows(experiment: Experiment, options: Options) -> None:
+    """Print the paper's, the published and the local results side by side."""
+    stores = {
+        "published": Store.open(None, options.results),
+        "yours": Store.open(options.runs, None),
+    }
+    together, lines = options.store(), dict[tuple[str, ...], dict[str, str]]()
+    for point in options.points(experiment):
+        chosen = choose(point, options.plan, together) if point.config else None
+        plan = replace(options.plan, setting=chosen[0]) if chosen else options.plan
+        for name, store in stores.items():
+            for row in rows(point, plan, store):
+                if row.measures and row.axes.get("label", "all") == "all":
+                    place = tuple(str(row.axes.get(axis, "")) for axis in experiment.axes)
+                    paper = ""
+                    if row.paper and not options.tiny:
+                        paper = "{:.1f} ± {:.1f}".format(*row.paper)
+                    lines.setdefault(place, {"paper": paper})[name] = _shown(row.main)
+    table = Table()
     for axis in experiment.axes:
         table.add_column(axis, overflow="fold")
-    papers = any(row.get("paper_mean") is not None for row in rows)
-    names = ["mean", "standard error", *(["paper", "standard error"] * papers)]
-    for name in names:
+    columns = [
+        name for name in ("paper", *stores) if any(line.get(name) for line in lines.values())
+    ]
+    for name in columns:
         table.add_column(name, justify="right")
-    table.add_column("setting")
-    for row in rows:
-        if row.get("mean") is None or row.get("label", "all") != "all":
-            continue  # maps and matrices are for the report, as are terms and rules one by one
-        values = [row.get(name) for name in ("mean", "standard_error")]
-        if papers:
-            values += [row.get(name) for name in ("paper_mean", "paper_standard_error")]
-        cells = ["" if value is None else f"{value:.2f}" for value in values]
-        setting = written(chosen_setting(row))
-        table.add_row(*(str(row[axis]) for axis in experiment.axes), *cells, setting)
+    for place, line in lines.items():
+        table.add_row(*place, *(line.get(name, "") for name in columns))
+    console = output()
+    console.print(f"{experiment.title} ({experiment.where})", soft_wrap=True, markup=False)
     console.print(table)
-    if any(map(chosen_setting, rows)):
-        console.print(f"Setting: {ONE_SETTING}", soft_wrap=True)
-    console.print(f"Rows: {options.file(experiment.name)}", soft_wrap=True, markup=False)
+    notes = ["A test of the machinery with tiny models."] if options.tiny else []
+    notes += ["Mean ± standard error in percent (seeds)."]
+    if options.results is not None and not options.results.exists():
+        notes.append(f"No published results: there is no folder {options.results}.")
+    console.print(" ".join(notes), soft_wrap=True, markup=False)
+
+
+def _shown(sample: Sample) -> str:
+    if sample.mean is None:
+        return "diverged"
+    error = sample.standard_error
+    spread = "" if error is None else f" ± {error:.1f}"
+    return f"{sample.mean:.1f}{spread} ({len(sample.values)})"

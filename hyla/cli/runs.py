@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from hyla.cli.members import best_first, measure
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value
-from hyla.experiments.results import RUNS
+from hyla.experiments.run import RUNS
 from hyla.train.runs import RunState, list_runs
 
 

@@ -1,193 +1,126 @@
-"""Whether claims hold: comparisons of rows against their standard errors."""
+"""Whether claims hold: every contrast with its 95 % interval, and one rule for all claims.
+
+supported: the interval of every contrast lies on the claimed side
+contradicted: that of any lies wholly on the other side
+not tested: else, if a row is missing or has fewer than three seeds
+inconclusive: else
+"""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, variance
 
-from hyla.experiments.declare import HELD_OUT, SEEDS, Axes, Row, Verdict
-from hyla.experiments.results import is_at, is_given
+from hyla.experiments.spec import SEEDS, Claim, Contrast, Row, Term
+from hyla.statistics import Sample, t_quantile
 
-REPRODUCED, IN_PART, NOT_REPRODUCED = "reproduced", "in part", "not reproduced"
-OPEN = "open"  # nothing of what is measured holds, but more is to come
-NOT_MEASURED = Verdict("not measured", "")
-ERRORS = 2.0  # standard errors that a difference must have to count
-TENDENCY = 1.0  # standard errors from which on it at least points somewhere
-
-Judge = Callable[[Sequence[Row]], Verdict]
+SUPPORTED, CONTRADICTED = "supported", "contradicted"
+INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested"
+OUTCOMES = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED)
 
 
-def find(rows: Iterable[Row], **axes: Any) -> Row | None:
-    """The row with these axes and a mean, if there is one."""
-    found = (row for row in rows if is_at(row, axes) and row.get("mean") is not None)
-    return next(found, None)
+@dataclass(frozen=True)
+class Comparison:
+    """A contrast as measured: the value that is claimed to be above the threshold, and where it is.
 
-
-def shown(row: Row, name: str = HELD_OUT) -> str:
-    """Mean and standard error of a measure.
-
-    >>> shown({"measures": {"held out": {"mean": 58.04, "standard_error": 2.0}}})
-    '58.0 ± 2.0'
+    paired: whether the difference was taken seed by seed. seeds: of the term that has fewest.
     """
-    values = row["measures"][name]
-    error = values.get("standard_error")
-    text = f"{values['mean']:.1f}" + ("" if error is None else f" ± {error:.1f}")
-    return text + of_seeds(values)
+
+    contrast: Contrast
+    value: float
+    interval: tuple[float, float]
+    seeds: int
+    paired: bool
+
+    @property
+    def outcome(self) -> str:
+        """Of this contrast alone."""
+        low, high = self.interval
+        if low > self.contrast.threshold:
+            return SUPPORTED
+        return CONTRADICTED if high < self.contrast.threshold else INCONCLUSIVE
 
 
-def of_seeds(values: Mapping[str, Any]) -> str:
-    """What to say where a mean is not of all seeds.
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds. untested: the contrasts that could not be measured."""
 
-    >>> of_seeds({"per_seed": [57.0, None, 59.0]}), of_seeds({"per_seed": [57.0]})
-    (' (2 of 3 seeds)', ' (1 seed)')
+    outcome: str
+    comparisons: tuple[Comparison, ...] = ()
+    untested: tuple[Contrast, ...] = ()
+
+
+def judge(claim: Claim, rows: Sequence[Row]) -> Verdict:
+    """The verdict on a claim."""
+    found = claim.contrasts(rows) if callable(claim.contrasts) else claim.contrasts
+    measured = [(contrast, compare(contrast, rows)) for contrast in found]
+    comparisons = tuple(one for _, one in measured if one is not None)
+    untested = tuple(contrast for contrast, one in measured if one is None)
+    outcomes = {one.outcome for one in comparisons}
+    if CONTRADICTED in outcomes:
+        outcome = CONTRADICTED
+    elif untested or not comparisons:
+        outcome = NOT_TESTED
+    else:
+        outcome = INCONCLUSIVE if INCONCLUSIVE in outcomes else SUPPORTED
+    return Verdict(outcome, comparisons, untested)
+
+
+def compare(contrast: Contrast, rows: Sequence[Row]) -> Comparison | None:
+    """A contrast with its interval; None if a row is missing or has too few seeds.
+
+    Seeds that all terms have are paired, if there are enough; else the terms are independent, with
+    the degrees of freedom of Welch and Satterthwaite.
     """
-    seeds = values.get("per_seed")
-    if not isinstance(seeds, list) or (None not in seeds and len(seeds) >= len(SEEDS)):
-        return ""
-    if None not in seeds:
-        return f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})"
-    return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"
+    parts = [_find(term, rows) for term in contrast.terms]
+    there = [part for part in parts if part is not None]
+    if len(there) < len(parts):
+        return None
+    weights = [term.weight for term in contrast.terms]
+    by_seed = [_by_seed(row, sample) for row, sample in there]
+    shared = set.intersection(*map(set, by_seed))
+    if len(shared) >= SEEDS:
+        sums = [
+            sum(weight * values[seed] for weight, values in zip(weights, by_seed, strict=True))
+            for seed in sorted(shared)
+        ]
+        value, error, freedom = mean(sums), math.sqrt(variance(sums) / len(sums)), len(sums) - 1.0
+    else:
+        value = sum(w * _mean(sample) for w, (_, sample) in zip(weights, there, strict=True))
+        error, freedom = _independent(weights, [sample for _, sample in there])
+    half = t_quantile(freedom) * error
+    seeds = min(len(sample.values) for _, sample in there)
+    paired = len(contrast.terms) > 1 and len(shared) >= SEEDS
+    return Comparison(contrast, value, (value - half, value + half), seeds, paired)
 
 
-def difference(one: Row, other: Row, name: str = HELD_OUT) -> tuple[float, float | None]:
-    """one - other, and how many standard errors that is; None if one of them has a single seed."""
-    a, b = one["measures"][name], other["measures"][name]
-    gap = a["mean"] - b["mean"]
-    errors = (a.get("standard_error"), b.get("standard_error"))
-    return gap, None if None in errors else in_errors(gap, *errors)
+def _find(term: Term, rows: Sequence[Row]) -> tuple[Row, Sample] | None:
+    for row in rows:
+        sample = row.measures.get(term.measure)
+        if sample is not None and row.is_at(term.axes):
+            enough = len(sample.values) >= SEEDS or sample.error is not None
+            return (row, sample) if enough else None
+    return None
 
 
-def of_same_seed(one: Row, other: Row, name: str = HELD_OUT) -> tuple[Row, Row]:
-    """Both in the first seed alone, where one has no other: each holds out combinations of its own.
-
-    >>> single, several = ({"measures": {HELD_OUT: {"per_seed": s}}} for s in ([5.0], [1.0, 3.0]))
-    >>> of_same_seed(single, several)[1]["measures"][HELD_OUT]
-    {'mean': 1.0, 'standard_error': None, 'per_seed': [1.0]}
-    """
-    seeds = [row["measures"][name].get("per_seed") or [] for row in (one, other)]
-    if min(map(len, seeds)) != 1 or None in (seeds[0][0], seeds[1][0]):
-        return one, other
-    first, second = (
-        row | {"measures": {name: {"mean": mean, "standard_error": None, "per_seed": [mean]}}}
-        for row, (mean, *_) in zip((one, other), seeds, strict=True)
-    )
-    return first, second
+def _by_seed(row: Row, sample: Sample) -> dict[int, float]:
+    pairs = zip(row.seeds, sample.per_seed, strict=False)
+    return {seed: value for seed, value in pairs if value is not None}
 
 
-def gap_row(one: Row, other: Row, name: str = HELD_OUT) -> Row:
-    """one - other as the held-out measure of a row, to be compared with another such gap."""
-    a, b = one["measures"][name], other["measures"][name]
-    errors = (a.get("standard_error"), b.get("standard_error"))
-    error = None if None in errors else math.hypot(*errors)
-    values = {"mean": a["mean"] - b["mean"], "standard_error": error}
-    if fewer := next((v["per_seed"] for v in (a, b) if of_seeds(v)), None):
-        values["per_seed"] = fewer
-    given = next((row["search"] for row in (one, other) if is_given(row)), None)
-    return {"measures": {HELD_OUT: values}, "search": given}
+def _mean(sample: Sample) -> float:
+    assert sample.mean is not None
+    return sample.mean
 
 
-def in_errors(gap: float, *errors: float) -> float:
-    """How many standard errors a difference of means is, from the errors of the means."""
-    spread = math.hypot(*errors)
-    if spread == 0:
-        return math.copysign(math.inf, gap) if gap else 0.0
-    return gap / spread
-
-
-def outcome(holds: Sequence[bool], tends: Sequence[bool]) -> str:
-    """From many comparisons: whether each holds, and whether each at least points that way."""
-    if all(holds):
-        return REPRODUCED
-    return IN_PART if any(holds) or all(tends) else NOT_REPRODUCED
-
-
-def so_far(judged: str) -> str:
-    """An outcome where a part of what belongs to it is not measured."""
-    return OPEN if judged == NOT_REPRODUCED else IN_PART
-
-
-def all_above(
-    pairs: Sequence[tuple[Row | None, Row | None, str]], name: str = HELD_OUT, about: str = ""
-) -> Verdict:
-    """Whether the first of each pair is above the second, by more than two standard errors.
-
-    With pairs that are not measured a claim is reproduced in part at best, and open at worst; so
-    with those of a single seed, whose error is not known, and which are compared in that seed.
-    about: what is compared, where the labels of the pairs do not say it.
-    """
-    found = [
-        (*of_same_seed(a, b, name), label)
-        for a, b, label in pairs
-        if a is not None and b is not None
+def _independent(weights: Sequence[float], samples: Sequence[Sample]) -> tuple[float, float]:
+    """The standard error of a sum, and its degrees of freedom."""
+    pairs = zip(weights, samples, strict=True)
+    errors = [weight * (one.standard_error or 0.0) for weight, one in pairs]
+    total = sum(error**2 for error in errors)
+    repeated = [
+        error**4 / (len(one.values) - 1)
+        for error, one in zip(errors, samples, strict=True)
+        if one.error is None
     ]
-    if not found:
-        return NOT_MEASURED
-    gaps = [difference(a, b, name) for a, b, _ in found]
-    each = [shown(gap_row(a, b, name)) for a, b, _ in found]
-    comparisons = tuple(
-        f"{label}: {shown(a, name)} against {shown(b, name)}{_in_paper(a, b, name)}, "
-        f"a difference of {text}, {_in_short(errors)}"
-        for (a, b, label), text, (_, errors) in zip(found, each, gaps, strict=True)
-    )
-    known = [errors for _, errors in gaps if errors is not None]
-    holds = [errors > ERRORS for errors in known]
-    judged = outcome(holds, [errors > TENDENCY for errors in known])
-    told = f"{about}, " * bool(about)
-    told += f"{sum(holds)} of {len(known)} hold" if known else "no comparison can be judged"
-    asides = []
-    if len(known) < len(pairs):
-        judged = so_far(judged) if known else OPEN
-    if len(found) < len(pairs):
-        asides.append(f"{len(pairs) - len(found)} of {len(pairs)} comparisons not measured")
-    if len(known) < len(found):
-        asides.append(f"{len(found) - len(known)} with a single seed not judged")
-    told += in_brackets(asides, [row for a, b, _ in found for row in (a, b)])
-    by_size = sorted(
-        (gap, text)
-        for (gap, errors), text in zip(gaps, each, strict=True)
-        if errors is not None or not known
-    )
-    (_, least), (_, most) = by_size[0], by_size[-1]
-    several = len(by_size) > 1
-    told += f", differences of {least} to {most}" if several else f", a difference of {most}"
-    return Verdict(judged, told, comparisons)
-
-
-def in_brackets(asides: Sequence[str], rows: Iterable[Row]) -> str:
-    """What weakens a judgement; also if rows in it were not searched for."""
-    given = ["without a search of hyperparameters"] if any(map(is_given, rows)) else []
-    return f" ({'; '.join([*asides, *given])})" if asides or given else ""
-
-
-def _in_short(errors: float | None) -> str:
-    if errors is None:
-        return "not judged: a single seed has no error"
-    return "holds" if errors > ERRORS else "does not hold"
-
-
-def _in_paper(one: Row, other: Row, name: str) -> str:
-    """The same comparison in the paper, where it gives both numbers."""
-    means = [row.get("paper_mean") for row in (one, other)]
-    known = [isinstance(mean, float) and math.isfinite(mean) for mean in means]
-    if name != HELD_OUT or not all(known):
-        return ""
-    return f" (paper: {' against '.join(f'{mean:.1f}' for mean in means)})"
-
-
-def above(axis: str, high: Any, low: Any, groups: Sequence[Axes]) -> Judge:
-    """Judges, in every group, whether the measure at one value of an axis is above another."""
-
-    def judge(rows: Sequence[Row]) -> Verdict:
-        pairs = []
-        for group in groups:
-            label = f"{in_words(group)}: {in_words({axis: high})} against {low}"
-            top, bottom = (find(rows, **group, **{axis: value}) for value in (high, low))
-            pairs.append((top, bottom, label))
-        return all_above(pairs)
-
-    return judge
-
-
-def in_words(place: Axes) -> str:
-    """Where rows stand, as it is said in evidence."""
-    words = {"kind": "{}", "millions": "{} M instances"}
-    return ", ".join(words.get(axis, axis + " {}").format(value) for axis, value in place.items())
+    return math.sqrt(total), total**2 / sum(repeated) if sum(repeated) else math.inf

@@ -1,328 +1,307 @@
-"""From trained populations to results: which hyperparameters are chosen, and what is reported.
+"""From a store to rows: which setting is chosen, what is missing, what a point shows.
 
-Hyperparameters are chosen by the loss on validation instances (tasks of training, instances that
-nothing else is measured on), averaged over seeds, or on the first one if only that was searched.
-What is reported plays no part in it. The paper reports the optimal setting of its grid; the best by
-what is reported, of those that all seeds have, stands beside ours as `paper_choice`.
+These functions are pure: they train nothing and write nothing.
 """
 
-import json
-import math
-import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from statistics import mean
 
-import torch
-
-import hyla
-from hyla.analysis.activity import active_units, has_units
-from hyla.experiments.declare import (
+from hyla.errors import unknown_name
+from hyla.experiments.spec import (
     HELD_OUT,
     IN_DISTRIBUTION,
     PER_FEATURE,
     TRAINING_LOSS,
     UNKNOWN,
+    VALIDATION_LOSS,
+    Analysis,
+    Axes,
+    Experiment,
+    Plan,
     Point,
     Row,
 )
-from hyla.layers import member as one_member
-from hyla.tasks.sraven import SravenConfig
-from hyla.tasks.sraven_stats import Statistics, statistics
-from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
-from hyla.train.objective import make_objective
-from hyla.train.runs import METRICS
-from hyla.train.trained import ORIGIN, load_run
+from hyla.statistics import Sample
+from hyla.train.config import MAIN_MEASURES, VALIDATION, Member, RunConfig
+from hyla.train.store import Analysed, Entry, Search, Store, Trained
+from hyla.train.training import Training, describe_task, digest
 
-SPLIT_OF = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
-BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule")
-SIGN_PARTS = "signs"  # answers under addition and subtraction: right, or with the other sign
-ACTIVE_INSTANCES = 64
-CEILING_INSTANCES = {"paper": 16_384, "small": 4096, "demo": 4096, "smoke": 256}  # of each seed
-Settings = tuple[float, float, int]
-SETTING = ("learning_rate", "weight_decay", "warmup")
+SPLITS = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
+DEFAULT_PLAN = Plan()
+BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule", "signs")
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run folder that has all it was to have."""
-
-    path: Path
-    config: RunConfig
-    summary: dict[str, Any]
-    environment: dict[str, Any]
-    devices: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One member of a run that has ended."""
-
-    run: FinishedRun
-    number: int
-    result: dict[str, Any]  # its part of the summary
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return self.result["seed"]
-
-    @property
-    def settings(self) -> Settings:
-        """Its hyperparameters."""
-        return tuple(self.result[name] for name in SETTING)
-
-    def measure(self, name: str) -> float | None:
-        """Percent of a reported measure, or the training loss; None if it diverged."""
-        if name == TRAINING_LOSS:
-            return self.result["loss"]
-        if name == PER_FEATURE:
-            value = self._evaluated("held_out", "feature_accuracy")
-        else:
-            value = self._evaluated(SPLIT_OF[name], MAIN_MEASURES[self.run.config.task_name])
-        return None if value is None else 100 * value
-
-    @property
-    def validation_loss(self) -> float:
-        """What hyperparameters are chosen by; infinite for a member that diverged."""
-        value = self._evaluated(VALIDATION, "loss")
-        return math.inf if value is None else value
-
-    def by_rule(self, name: str) -> dict[str, float | None]:
-        """Percent for each rule (or sign), on held-out instances."""
-        found = self._evaluated("held_out", name) or {}
-        return {rule: None if value is None else 100 * value for rule, value in found.items()}
-
-    def _evaluated(self, split: str, name: str) -> Any:
-        return ((self.result["evaluation"] or {}).get(split) or {}).get(name)
+def measure(one: Trained, name: str) -> float | None:
+    """Return a measure of a training, in percent unless it is a loss; None if it is missing."""
+    if name == TRAINING_LOSS:
+        return one.loss
+    if name == VALIDATION_LOSS:
+        return one.measure(VALIDATION, "loss")
+    main = MAIN_MEASURES[one.description["task"]]
+    split, inner = SPLITS.get(name, "held_out"), "feature_accuracy" if name == PER_FEATURE else main
+    return _percent(one.measure(split, inner))
 
 
-def members_of(runs: Sequence[FinishedRun]) -> list[Trained]:
-    """All members of the runs of a point."""
-    return [
-        Trained(run, number, result)
-        for run in runs
-        for number, result in enumerate(run.summary["members"])
-    ]
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
-def by_settings(members: Sequence[Trained]) -> dict[Settings, list[Trained]]:
-    """Members with the same hyperparameters, by seed."""
-    groups: dict[Settings, list[Trained]] = {}
-    for member in sorted(members, key=lambda member: member.seed):
-        groups.setdefault(member.settings, []).append(member)
-    return groups
+def find(point: Point, setting: Member, seed: int, plan: Plan, store: Store) -> Trained | None:
+    """Look up the training of a point with this setting and seed."""
+    assert point.config is not None
+    training = Training.of(point.config, replace(setting, seed=seed))
+    return store.get(training, plan.precision)
 
 
-def choose(members: Sequence[Trained]) -> list[Trained]:
-    """The members with the best hyperparameters: least mean validation loss over seeds.
+def choose(point: Point, plan: Plan, store: Store) -> tuple[Member, Search] | None:
+    """Choose the setting of a point; None if that needs more trainings.
 
-    The mean is over the seeds that every setting has, so that a search on one seed is fair. A
-    setting of which fewer members diverged comes first.
+    Compares the mean cost over the seeds on which every setting was trained. A setting with fewer
+    diverged trainings wins. A recorded choice that rests on more seeds takes precedence.
     """
-    return _best(members, lambda member: member.validation_loss)
+    if plan.setting is not None or len(point.settings) == 1:
+        return plan.setting or point.settings[0], Search(1, plan.least_seeds)
+    costs: dict[Member, list[float]] = {setting: [] for setting in point.settings}
+    for seed in range(plan.least_seeds):
+        each = [_cost(find(point, setting, seed, plan, store), plan) for setting in costs]
+        known = [cost for cost in each if cost is not None]
+        if len(known) < len(costs):
+            break
+        for values, cost in zip(costs.values(), known, strict=True):
+            values.append(cost)
+    searched, needed = len(next(iter(costs.values()))), plan.search_seeds or 1
+    enough = max(searched + 1, plan.search_seeds or 0)
+    for setting in costs if plan.choose_by == VALIDATION_LOSS else ():
+        for seed in range(plan.least_seeds):
+            one = find(point, setting, seed, plan, store)
+            if one and one.chosen and one.chosen.seeds >= enough:
+                return setting, one.chosen
+    if searched < needed:
+        return None
+    return min(costs, key=lambda setting: _order(costs[setting])), Search(len(costs), searched)
 
 
-def chosen_models(runs: Sequence[FinishedRun]) -> list[Trained]:
-    """The chosen members that have not diverged."""
-    return [m for m in choose(members_of(runs)) if m.result["evaluation"] is not None]
+def _cost(one: Trained | None, plan: Plan) -> float | None:
+    """Return what a choice minimises; None if it was not measured."""
+    if one is None:
+        return None
+    if one.diverged_at is not None:
+        return inf
+    value = measure(one, plan.choose_by)
+    return -value if value is not None and plan.choose_by == HELD_OUT else value
 
 
-def paper_choice(members: Sequence[Trained]) -> list[Trained]:
-    """The members with the best mean of what is reported, as the paper chooses.
-
-    Of the settings that have all seeds: after a search on the first seed that is one.
-    """
-    groups = by_settings(members).values()
-    seeds = max(map(len, groups))
-    members = [member for group in groups if len(group) == seeds for member in group]
-
-    def lost(member: Trained) -> float:
-        value = member.measure(HELD_OUT)
-        return math.inf if value is None else -value
-
-    return _best(members, lost)
+def _order(costs: Sequence[float]) -> tuple[int, float]:
+    there = [cost for cost in costs if cost < inf]
+    return len(costs) - len(there), mean(there) if there else inf
 
 
-def _best(members: Sequence[Trained], cost: Callable[[Trained], float]) -> list[Trained]:
-    shared = shared_seeds(members)
-
-    def order(group: list[Trained]) -> tuple[int, float]:
-        costs = [cost(m) for m in group if m.seed in shared]
-        there = [value for value in costs if math.isfinite(value)]
-        return len(costs) - len(there), mean(there) if there else math.inf
-
-    return min(by_settings(members).values(), key=order)
-
-
-def shared_seeds(members: Sequence[Trained]) -> set[int]:
-    """The seeds that every setting has; all of them if there is none."""
-    groups = by_settings(members).values()
-    shared = set.intersection(*({member.seed for member in group} for group in groups))
-    return shared or {member.seed for member in members}
+def missing(point: Point, plan: Plan, store: Store) -> list[Member]:
+    """List the population to train next: the search first, then the other seeds of its choice."""
+    if point.config is None:
+        return []
+    chosen = choose(point, plan, store)
+    if chosen is None:
+        wanted = [(s, seed) for s in point.settings for seed in range(plan.search_seeds or 1)]
+    else:
+        wanted = [(chosen[0], seed) for seed in range(plan.least_seeds)]
+    there = {place: find(point, *place, plan, store) for place in wanted}
+    return [replace(setting, seed=seed) for (setting, seed), one in there.items() if one is None]
 
 
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and standard error over seeds; those that diverged have no value.
-
-    >>> spread([1.0, 3.0])
-    {'mean': 2.0, 'standard_error': 1.0, 'per_seed': [1.0, 3.0]}
-    """
-    there = [value for value in values if value is not None]
-    error = stdev(there) / math.sqrt(len(there)) if len(there) > 1 else None
-    return {
-        "mean": mean(there) if there else None,
-        "standard_error": error,
-        "per_seed": list(values),
-    }
+def trainings_left(point: Point, plan: Plan, store: Store) -> int:
+    """Count the trainings that a point still needs, those after the search included."""
+    searching = point.config is not None and choose(point, plan, store) is None
+    later = plan.least_seeds - (plan.search_seeds or 1)
+    return len(missing(point, plan, store)) + searching * later
 
 
-def measured(point: Point, runs: Sequence[FinishedRun], scale: str) -> list[Row]:
-    """One row: the held-out measure of the chosen members, and all else that they were asked."""
-    members = members_of(runs)
-    chosen, theirs = choose(members), paper_choice(members)
-    config = runs[0].config
-    is_sraven = isinstance(config.task, SravenConfig)
-    names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
-    names += [PER_FEATURE] if is_sraven else []
-    names += [UNKNOWN] if "unknown" in config.splits else []
-    row: Row = {
-        **point.axes,
-        **spread([m.measure(HELD_OUT) for m in chosen]),
-        **paper_values(point),
-        "hyperparameters": hyperparameters(chosen[0]),
-        "paper_choice": spread([m.measure(HELD_OUT) for m in theirs])
-        | {"hyperparameters": hyperparameters(theirs[0])},
-        "measures": {name: spread([m.measure(name) for m in chosen]) for name in names},
-        "grid": list(_grid(members)),
-        "chosen_members": [[m.run.path.name, m.number] for m in chosen],
-    }
-    if has_units(config.model):
-        row["active_units"] = [
-            active_by_layer(m) if m.result["evaluation"] else None for m in chosen
-        ]
-    if isinstance(config.task, SravenConfig):
-        row |= {name: _by_rule(chosen, name) for name in (*BY_RULE, SIGN_PARTS)}
-        # Each seed holds out other combinations.
-        seeds = [member.seed for member in chosen]
-        row |= solver_measures(config.task, CEILING_INSTANCES[scale], seeds)
-        row |= {"curves": _curves(chosen)}
-    return [row]
+def chosen_trainings(point: Point, plan: Plan, store: Store) -> dict[int, Trained]:
+    """Return the trainings of the chosen setting by seed: as many as planned, or all there are."""
+    chosen = choose(point, plan, store) if point.config is not None else None
+    if chosen is None:
+        return {}
+    found: dict[int, Trained] = {}
+    seed = 0
+    while True:
+        one = find(point, chosen[0], seed, plan, store)
+        if seed >= plan.least_seeds and (plan.seeds is not None or one is None):
+            return found
+        if one is not None:
+            found[seed] = one
+        seed += 1
 
 
-def paper_values(point: Point) -> dict[str, float | None]:
-    """What the paper has at a point, if it says so in numbers."""
-    mean_, error = point.paper or (None, None)
-    return {"paper_mean": mean_, "paper_standard_error": error}
-
-
-def active_by_layer(member: Trained) -> list[float]:
-    """Of each layer, the percent of its value networks' units that are on: 0 is a dead layer."""
-    config, population = load_run(member.run.path)
-    task = make_objective(config.task, [member.seed], torch.device("cpu")).task
-    inputs = task.batch("train", torch.arange(ACTIVE_INSTANCES)).inputs[0]
-    inputs = inputs.to(next(population.parameters()).dtype)
-    found = active_units(one_member(population, member.number), inputs)
-    return [float(f"{100 * units.mean():.4g}") for units in found.values()]
-
-
-def hyperparameters(member: Trained) -> dict[str, Any]:
-    """By name, as in a member's configuration."""
-    return dict(zip(SETTING, member.settings, strict=True))
-
-
-def provenance(runs: Sequence[FinishedRun]) -> dict[str, Any]:
-    """Where a row comes from."""
-    if ORIGIN in runs[0].summary:  # kept models
-        return dict(runs[0].summary[ORIGIN])
-    config, environment = runs[0].config, runs[0].environment
-    versions = {name: environment.get(name) for name in ("hyla", "torch", "python", "cuda")}
-    devices = dict.fromkeys(name for run in runs for name in run.devices)
-    return {
-        "members": sum(len(run.config.members) for run in runs),
-        "instances": config.steps * config.batch,
-        "precision": config.precision,
-        "device": " and ".join(devices) or environment.get("device"),
-        "versions": versions,
-        "seconds": round(sum(run.summary["seconds"] for run in runs), 1),
-        "runs": [run.path.name for run in runs],
-    }
-
-
-def untrained(seconds: float) -> dict[str, Any]:
-    """Where a row comes from that needs no training."""
-    versions = {"hyla": hyla.__version__, "torch": torch.__version__}
-    versions["python"] = platform.python_version()
-    return {"device": platform.machine(), "versions": versions, "seconds": round(seconds, 1)}
-
-
-def solver_measures(task: SravenConfig, instances: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """What the exact solver gets right of held-out instances, if all rules are possible.
-
-    In percent, means over seeds: the accuracy, a ceiling, and that of the features which a rule
-    governs, of which one may be exceeded at the cost of others.
-    """
-    found = [_solver_statistics(task, instances, seed) for seed in seeds]
-    by_rule: dict[str, list[float]] = {}
-    for one in found:
-        for rule, estimate in one.feature_accuracy_by_rule.items():
-            by_rule.setdefault(rule, []).append(100 * estimate.value)
-    return {
-        "ceiling": 100 * mean(one.ceiling.value for one in found),
-        "solver_by_rule": {rule: mean(values) for rule, values in by_rule.items()},
-    }
-
-
-@cache
-def _solver_statistics(task: SravenConfig, instances: int, seed: int) -> Statistics:
-    return statistics(task, "held_out", instances, prior="all", seed=seed)
-
-
-def _grid(members: Sequence[Trained]) -> Iterator[dict[str, Any]]:
-    """Each setting with the loss that it is chosen by, of the seeds that all settings have."""
-    shared = shared_seeds(members)
-    for group in by_settings(members).values():
-        losses = [m.validation_loss for m in group if m.seed in shared]
-        held_out = spread([m.measure(HELD_OUT) for m in group])
-        setting = hyperparameters(group[0]) | {
-            "validation_loss": mean(losses) if all(map(math.isfinite, losses)) else None,
-            "held_out": held_out["mean"],
-            "per_seed": held_out["per_seed"],
-            "seeds": len(group),
+def rows(point: Point, plan: Plan, store: Store) -> list[Row]:
+    """Make the rows of a point: one of its trainings, or those of the analyses of their weights."""
+    found = chosen_trainings(point, plan, store)
+    if point.config is not None and not found:
+        return []
+    base, more = _trained_row(point, plan, store, found), list[Row]()
+    for analysis in point.analyses:
+        by_seed = {
+            seed: analysed
+            for seed, key in subjects(point, analysis, plan, found).items()
+            if (analysed := store.analysis(key, analysis.name, analysis.settings))
         }
-        if SPLIT_OF[UNKNOWN] in group[0].run.config.splits:
-            setting[UNKNOWN] = [m.measure(UNKNOWN) for m in group]
-        yield setting
+        for row in _analysed_rows(base, by_seed):
+            if row.axes == base.axes:
+                measures = {**base.measures, **row.measures}
+                details = {**base.details, **row.details}
+                seeds = base.seeds or row.seeds
+                base = replace(base, measures=measures, details=details, seeds=seeds)
+            else:
+                more.append(row)
+    if more or any(one.of == "weights" for one in point.analyses):
+        return more
+    return [base] if base.measures else []
 
 
-def _by_rule(members: Sequence[Trained], name: str) -> dict[str, dict[str, Any]]:
-    found = [member.by_rule(name) for member in members]
-    rules = dict.fromkeys(rule for one in found for rule in one)
-    return {rule: spread([one.get(rule) for one in found]) for rule in rules}
-
-
-def _curves(members: Sequence[Trained]) -> dict[str, Any]:
-    """Held-out accuracy while training, whole and for the features of each rule."""
-    points: dict[int, list[dict[str, Any]]] = {}
-    for member in members:
-        with (member.run.path / METRICS).open() as lines:
-            for line in lines:
-                record = json.loads(line)
-                if record.get("split") == "held_out" and record["member"] == member.number:
-                    points.setdefault(record["step"], []).append(record)
-    steps = sorted(points)
-    rules = [*points[steps[0]][0][BY_RULE[1]]] if steps else []
-
-    def percent(step: int, name: str, rule: str | None = None) -> float | None:
-        values = [r[name] if rule is None else r[name][rule] for r in points[step]]
-        there = [value for value in values if value is not None]
-        return round(100 * mean(there), 3) if there else None
-
-    return {
-        "step": steps,
-        "accuracy": [percent(step, "accuracy") for step in steps],
-        "by_rule": {rule: [percent(step, BY_RULE[1], rule) for step in steps] for rule in rules},
+def _trained_row(point: Point, plan: Plan, store: Store, found: dict[int, Trained]) -> Row:
+    row = Row(dict(point.axes), paper=point.paper, preset=point.preset)
+    if point.config is None:
+        return row
+    ones, config = tuple(found.values()), point.config
+    chosen = choose(point, plan, store)
+    assert chosen is not None
+    names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
+    names += [PER_FEATURE] if config.task_name == "sraven" else []
+    names += [UNKNOWN] if "unknown" in config.splits else []
+    tried = {
+        setting: [find(point, setting, seed, plan, store) for seed in range(max(found) + 1)]
+        for setting in point.settings
     }
+    details = {}
+    for name in BY_RULE:
+        each = [one.measure("held_out", name) or {} for one in ones]
+        details[name] = {
+            rule: Sample(tuple(_percent(one.get(rule)) for one in each))
+            for rule in dict.fromkeys(rule for one in each for rule in one)
+        }
+    return replace(
+        row,
+        measures={name: Sample(tuple(measure(one, name) for one in ones)) for name in names},
+        details={name: by_rule for name, by_rule in details.items() if by_rule},
+        seeds=tuple(found),
+        kind=config.model.kind,
+        setting=chosen[0],
+        search=chosen[1] if len(point.settings) > 1 else None,
+        trainings=ones,
+        tried={
+            setting: Sample(tuple(measure(one, HELD_OUT) for one in each if one))
+            for setting, each in tried.items()
+            if any(each)
+        },
+    )
+
+
+def _analysed_rows(base: Row, by_seed: dict[int, Analysed]) -> Iterator[Row]:
+    """Make a row of all entries with the same axes, one entry for each seed."""
+    grouped: dict[str, dict[int, Entry]] = {}
+    for seed, analysed in by_seed.items():
+        for entry in analysed.values:
+            grouped.setdefault(repr(sorted(entry.axes.items())), {})[seed] = entry
+    for group in grouped.values():
+        each = list(group.values())
+        yield replace(
+            base,
+            axes={**base.axes, **each[0].axes},
+            measures={
+                name: Sample(
+                    tuple(one.measures.get(name) for one in each), each[0].errors.get(name)
+                )
+                for name in dict.fromkeys(name for one in each for name in one.measures)
+            },
+            details={
+                title: {
+                    name: Sample(tuple(one.details.get(title, {}).get(name) for one in each))
+                    for name in dict.fromkeys(n for one in each for n in one.details.get(title, {}))
+                }
+                for title in dict.fromkeys(title for one in each for title in one.details)
+            },
+            seeds=tuple(group),
+            picture=next((one.picture for one in each if one.picture), {}),
+            frozen=any(by_seed[seed].frozen for seed in group),
+        )
+
+
+def subjects(
+    point: Point, analysis: Analysis, plan: Plan, found: dict[int, Trained]
+) -> dict[int, str]:
+    """Return the keys of what is analysed, by seed."""
+    if analysis.of == "weights":
+        return {seed: one.key for seed, one in found.items() if one.diverged_at is None}
+    task = point.task if point.config is None else point.config.task
+    seeds = [0] if analysis.of == "task" else list(found) or list(range(plan.least_seeds))
+    return {seed: digest(describe_task(task) | {"seed": seed}) for seed in seeds}
+
+
+def all_rows(experiment: Experiment, store: Store, plan: Plan = DEFAULT_PLAN) -> list[Row]:
+    """Make all rows of an experiment for which the store has results."""
+    return [row for point in points_of(experiment) for row in rows(point, plan, store)]
+
+
+def points_of(
+    experiment: Experiment, only: dict[str, tuple[str, ...]] | None = None, tiny: bool = False
+) -> list[Point]:
+    """Return the points of an experiment with these values of axes, as they are trained."""
+    points = experiment.points()
+    if tiny:
+        chosen = experiment.tiny.items()
+        points = [p for p in points if all(p.axes[axis] in values for axis, values in chosen)]
+    for axis, values in (only or {}).items():
+        known = [str(value) for value in dict.fromkeys(p.axes.get(axis) for p in points)]
+        if axis not in points[0].axes:
+            raise unknown_name(f"only, axis of {experiment.name}", axis, list(points[0].axes))
+        for value in values:
+            if value not in known:
+                raise unknown_name(f"only, {axis} of {experiment.name}", value, known)
+        points = [point for point in points if str(point.axes[axis]) in values]
+    return [_prepared(point, tiny) for point in points]
+
+
+def _prepared(point: Point, tiny: bool) -> Point:
+    """Add the validation split; with `tiny`, train a few steps of small models."""
+    analyses = tuple(
+        replace(one, settings=one.settings | TINY_ANALYSIS.get(one.name, {})) if tiny else one
+        for one in point.analyses
+    )
+    config = point.config
+    if config is not None:
+        config = replace(config, splits=(*config.splits, VALIDATION))
+        config = _tiny(config) if tiny else config
+    return replace(point, config=config, analyses=analyses)
+
+
+TINY_ANALYSIS = {
+    "codes": {"instances": 256, "mapped": 40, "shuffles": 1},
+    "fuzzy reader": {"instances": 64},
+    "sraven reader": {"instances": 64},
+    "solver": {"instances": 256},
+    "ambiguity": {"instances": 512},
+}
+
+
+def _tiny(config: RunConfig) -> RunConfig:
+    """Four steps of a small model and two settings; wider and deeper models stay so."""
+    model, members = config.model, [replace(m, warmup=1) for m in config.members]
+    width = model.width // 8
+    small = replace(
+        model, layers=max(2, model.layers // 2), width=width, heads=min(model.heads, 4),
+        head_size=min(model.head_size, 4), hidden_size=width,
+    )  # fmt: skip
+    return replace(
+        config, model=small, members=tuple(dict.fromkeys((members[0], members[-1]))), steps=4,
+        batch=8, log_every=2, evaluate_every=2, interim_instances=16, evaluation_instances=64,
+    )  # fmt: skip
+
+
+def place_name(axes: Axes) -> str:
+    """Name a place by the values of its axes.
+
+    >>> place_name({"kind": "hyla", "heads": 4})
+    'kind hyla, heads 4'
+    """
+    return ", ".join(f"{axis} {value}" for axis, value in axes.items())

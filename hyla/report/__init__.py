@@ -1,35 +1,34 @@
-"""One page that shows all results: `hyla report`, or `write` here.
+"""One page with all results: `hyla report`, or `write` here.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
-...     page = render(Path(folder), Path(folder))
->>> "hyla reproduce ablation --scale paper" in page
+...     page = render(Path(folder), None)
+>>> "hyla reproduce ablation" in page
 True
 """
 
 from pathlib import Path
 
-from hyla.experiments.results import RESULTS, RUNS
+from hyla.experiments.run import RESULTS, RUNS
 from hyla.files import new_file
-from hyla.report.found import Found, load
+from hyla.report.found import Content, load
 from hyla.report.page import whole_page
 
-__all__ = ["Found", "load", "render", "write"]
+__all__ = ["Content", "load", "render", "write"]
 
 
-def render(results: Path = RESULTS, runs: Path = RUNS) -> str:
-    """The page as text: HTML that needs nothing else.
+def render(runs: Path = RUNS, results: Path | None = RESULTS) -> str:
+    """Render the page: one HTML text without external files.
 
-    results: folder of the results at the paper's scale. runs: folder of run folders, and of the
-    results at other scales.
+    runs: folder of local run folders. results: folder of published results; None leaves them out.
     """
-    return whole_page(load(results, runs), runs)
+    return whole_page(load(runs, results))
 
 
-def write(output: Path, results: Path = RESULTS, runs: Path = RUNS) -> list[Found]:
-    """Writes the page; what it is about. After an error the old file is still there."""
-    found = load(results, runs)
-    text = whole_page(found, runs)
+def write(output: Path, runs: Path = RUNS, results: Path | None = RESULTS) -> Content:
+    """Write the page and return its content. An error leaves an existing file unchanged."""
+    content = load(runs, results)
+    text = whole_page(content)
     with new_file(output, overwrite=True) as handle:
-        handle.write(text.encode(errors="replace"))  # JSON may hold halves of characters
-    return found
+        handle.write(text.encode(errors="replace"))
+    return content

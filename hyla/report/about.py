@@ -1,47 +1,43 @@
-"""What stands behind a number: the configuration, the seeds and the runs of a row."""
+"""Hover texts: the configuration, the seeds and the runs behind a number."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from hyla.experiments.declare import Row
-from hyla.experiments.judge import of_seeds
-from hyla.experiments.results import is_given
-from hyla.report.text import at, number, places, rounded, shown, spoken, with_error
+from hyla.report.adapter import Flat
+from hyla.report.text import at, number, of_seeds, places, rounded, shown, spoken, with_error
 
 MAX_RUNS = 6  # names in a hover
 
 
-def lines(row: Row, axes: Sequence[str], name: str = "", values: Any = None) -> list[str]:
-    """All about one number of a row, for a hover: `values` has its mean, error and seeds."""
+def lines(row: Flat, axes: Sequence[str], name: str = "", values: Any = None) -> list[str]:
+    """Describe one number of a row; `values` has its mean, standard error and seeds."""
     found = [places(axes, row)]
     if values is not None:
-        text = with_error(at(values, "mean"), at(values, "standard_error"))
-        text += of_seeds(values) if isinstance(values, dict) else ""
+        text = with_error(at(values, "mean"), at(values, "standard_error")) + of_seeds(values)
         found.append(f"{name}: {text}" if name else text)
         found.append(_labelled("by seed", seeds(values)))
     return [line for line in [*found, *origin(row)] if line]
 
 
-def origin(row: Row) -> list[str]:
-    """The lines that are the same for all numbers of a row."""
+def origin(row: Flat) -> list[str]:
+    """Describe how a row was made; the same for all of its numbers."""
     return [
         line
         for line in (
             _labelled("hyperparameters", settings(row.get("hyperparameters"))),
-            _labelled("chosen as in the paper", choice(row)),
+            _labelled("search", row.get("search", "")),
             _training(row),
             _labelled("on", _device(row)),
-            _labelled("search", shown(row["search"]) if row.get("search") else ""),
             _labelled("runs", runs(row)),
+            "local runs, not published" if row.get("local") else "",
         )
         if line
     ]
 
 
 def seeds(values: Any) -> str:
-    """Each seed's number."""
-    found = at(values, "per_seed")
-    return ", ".join(map(rounded, found)) if isinstance(found, list) else ""
+    """The number of each seed."""
+    return ", ".join(map(rounded, at(values, "per_seed") or []))
 
 
 def settings(values: Any) -> str:
@@ -50,46 +46,27 @@ def settings(values: Any) -> str:
     >>> settings({"learning_rate": 0.001, "warmup": 100})
     'learning rate 0.001, warmup 100'
     """
-    if not isinstance(values, dict):
-        return ""
-    return ", ".join(f"{spoken(str(name))} {shown(value)}" for name, value in values.items())
+    return ", ".join(f"{spoken(name)} {shown(value)}" for name, value in (values or {}).items())
 
 
-def choice(row: Row) -> str:
-    """What the paper's rule for choosing hyperparameters gives."""
-    mean = at(row, "paper_choice", "mean")
-    if number(mean) is None or is_given(row):
-        return ""
-    text = with_error(mean, at(row, "paper_choice", "standard_error"))
-    at_ = settings(at(row, "paper_choice", "hyperparameters"))
-    return f"{text} ({at_})" if at_ else text
-
-
-def runs(row: Row) -> str:
+def runs(row: Flat) -> str:
     """Names of run folders."""
-    names = row.get("runs")
-    if not isinstance(names, list):
-        return ""
+    names = row.get("runs", [])
     more = f" and {len(names) - MAX_RUNS} more" if len(names) > MAX_RUNS else ""
-    return ", ".join(map(str, names[:MAX_RUNS])) + more
+    return ", ".join(names[:MAX_RUNS]) + more
 
 
-def _training(row: Row) -> str:
-    members, instances = number(row.get("members")), number(row.get("instances"))
-    parts = []
-    if instances is not None:
-        parts.append(f"{shown(row['instances'])} instances")
-    if members is not None:
-        parts = [f"{shown(row['members'])} model{'s' * (members != 1)}", *parts]
-    if row.get("precision"):
-        parts.append(shown(row["precision"]))
-    return ", ".join(parts)
+def _training(row: Flat) -> str:
+    if not row.get("members"):
+        return ""
+    models = f"{row['members']} model{'s' * (row['members'] != 1)}"
+    return ", ".join([models, f"{shown(row['instances'])} instances", row["precision"]])
 
 
-def _device(row: Row) -> str:
-    parts = [shown(row["device"])] if row.get("device") else []
+def _device(row: Flat) -> str:
     seconds = number(row.get("seconds"))
-    return ", ".join([*parts, *([f"{seconds:,.1f} s"] if seconds is not None else [])])
+    parts = [row.get("device", ""), f"{seconds:,.1f} s" if seconds is not None else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def _labelled(name: str, text: str) -> str:

@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hyla.experiments.declare import Figure, Row
+from hyla.experiments.spec import Figure
 from hyla.report import about
+from hyla.report.adapter import Flat
 from hyla.report.colours import GREY, style
 from hyla.report.drawn import (
     Drawn,
     Grid,
     Key,
-    MissingError,
     Panel,
     Trace,
     axis,
-    measure,
-    need,
+    having,
     panels_of,
-    usable,
     values_of,
     with_measure,
     y_range,
@@ -36,23 +34,19 @@ from hyla.report.text import (
     with_error,
 )
 
-SAME_CEILING = 1.0  # percent: seeds hold out other combinations
-MOST_BARS = 6  # beside each other; more are drawn as a map of numbers
-MOST_NARROW = 20  # bars in a panel that shares its line with others
+SAME_CEILING = 1.0  # percent: held-out combinations, and so ceilings, differ between seeds
+MOST_BARS = 6  # more rows are drawn as a map of numbers
+MOST_NARROW = 20  # bars in a panel beside others
 CONTROL = ", labels shuffled"
-# Colours of a map of numbers, on all of which the numbers can be read.
+# Colours of a map of numbers; black text is legible on each.
 PALE, ON_PALE = [[0, "#ffffff"], [1, "#56a5d8"]], "#1b1f24"
 
 
-def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """A measure by rule: a bar for each value of the colour, or a map of numbers for many."""
+def draw_rules(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a measure by rule: bars for a few rows, a map of numbers for many."""
     drawn = Drawn(figure.title)
 
-    def check(row: Row) -> None:
-        need(row, figure.colour)
-        _by_rule(row, figure.y)
-
-    there = list(usable(drawn, rows, axes, check))
+    there = having(drawn, rows, axes, spoken(figure.y), lambda r: bool(_by_rule(r, figure.y)))
     if not there:
         return drawn
     colours = values_of(there, figure.colour) or [""]
@@ -61,7 +55,7 @@ def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
     rules = list(dict.fromkeys(rule for row in there for rule in _by_rule(row, figure.y)))
     ceilings = [c for row in there if (c := number(row.get("ceiling"))) and figure.ceiling]
     if ceilings and max(ceilings) - min(ceilings) > SAME_CEILING:
-        ceilings = []  # one line would not do for tasks that differ
+        ceilings = []  # the tasks differ, so one line would be wrong
     drawn.numbers = _numbers(figure, there, rules, axes)
     if len(there) > MOST_BARS:
         drawn.panels.append(_map(figure, there, rules, axes))
@@ -95,16 +89,9 @@ def draw_rules(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
     return drawn
 
 
-def _by_rule(row: Row, name: str) -> dict[str, Any]:
-    found = row.get(name)
-    if not isinstance(found, dict):
-        raise MissingError(f"no {name}")
-    good = {
-        rule: values for rule, values in found.items() if number(at(values, "mean")) is not None
-    }
-    if not good:
-        raise MissingError(f"no {name}")
-    return good
+def _by_rule(row: Flat, name: str) -> dict[str, Any]:
+    found = row.get(name, {})
+    return {rule: values for rule, values in found.items() if number(values["mean"]) is not None}
 
 
 def _across(height: float) -> dict[str, Any]:
@@ -114,7 +101,7 @@ def _across(height: float) -> dict[str, Any]:
 
 
 def _bars(
-    places_: list[str], values: list[Any], names: list[str], row: Row, axes: Sequence[str],
+    places_: list[str], values: list[Any], names: list[str], row: Flat, axes: Sequence[str],
     key: int, colour: str,
 ) -> Trace:  # fmt: skip
     return {
@@ -138,7 +125,7 @@ def _bars(
     }
 
 
-def _map(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequence[str]) -> Panel:
+def _map(figure: Figure, rows: Sequence[Flat], rules: list[str], axes: Sequence[str]) -> Panel:
     found = [_by_rule(row, figure.y) for row in rows]
     z = [[at(one, rule, "mean") for rule in rules] for one in found]
     names = [label(places([figure.colour] if figure.colour else axes, row)) for row in rows]
@@ -169,7 +156,7 @@ def _map(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequence[s
     return Panel("", [trace], layout, 140 + 40 * len(rows), wide=True)
 
 
-def _numbers(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequence[str]) -> Grid:
+def _numbers(figure: Figure, rows: Sequence[Flat], rules: list[str], axes: Sequence[str]) -> Grid:
     body = []
     for row in rows:
         found = _by_rule(row, figure.y)
@@ -180,14 +167,14 @@ def _numbers(figure: Figure, rows: Sequence[Row], rules: list[str], axes: Sequen
     return Grid(["", *rules], body)
 
 
-def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """A measure over an axis, with the control beside it."""
+def draw_bars(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a measure over an axis, with its control beside it."""
     drawn = Drawn(figure.title)
     there = with_measure(drawn, figure, rows, axes)
     if not there:
         return drawn
     colours = values_of(there, figure.colour) or [""]
-    means = [measure(row, figure.y) for row in there]
+    means = [row["measures"][figure.y] for row in there]
     tops = [value["mean"] + (number(value.get("standard_error")) or 0.0) for value in means]
     limits = y_range(tops, [value["mean"] for value in means], percent=figure.percent)
     control = False
@@ -218,7 +205,7 @@ def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn
             for value in colours
         ]
     if control:
-        drawn.note = "Pale, hatched bars: the same with shuffled labels, the control."
+        drawn.note = "Pale, hatched bars: the control, fitted to shuffled labels."
     names = [figure.y, figure.y + CONTROL] if control else [figure.y]
     body = [
         [places(axes, row)]
@@ -233,7 +220,7 @@ def draw_bars(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn
 
 
 def _measured(
-    figure: Figure, rows: Sequence[Row], name: str, axes: Sequence[str], key: int, colour: str
+    figure: Figure, rows: Sequence[Flat], name: str, axes: Sequence[str], key: int, colour: str
 ) -> Trace | None:
     found = [(row, at(row, "measures", name)) for row in rows]
     found = [(row, values) for row, values in found if number(at(values, "mean")) is not None]

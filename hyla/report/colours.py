@@ -1,4 +1,4 @@
-"""Colours that are told apart by those who see few of them, on white and on black."""
+"""Colours for colour-blind readers, on white and on black."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,15 +6,14 @@ from typing import Any
 from hyla.attention.variants import KINDS
 from hyla.tasks.sraven import RULES
 
-# After Okabe and Ito (2008); each has a contrast of at least 3 with both backgrounds, or nearly so.
+# After Okabe and Ito (2008); their contrast with both backgrounds is about 3 or more.
 PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#B5598F", "#A67C00", "#3D9BD1", "#8A6FD1", "#7A8088",
 )  # fmt: skip
 GREY = "#858b94"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
-# Kinds of attention by the names and by the titles that they have in results.
-# So have the rules of SRAVEN.
+# Kinds of attention, by name and by title, and the rules of SRAVEN keep their colours.
 NUMBERS = {name: i for i, name in enumerate(KINDS)} | {
     kind.title: i for i, kind in enumerate(KINDS.values())
 }
@@ -22,7 +21,7 @@ NUMBERS |= {rule: i for i, rule in enumerate(RULES)}
 
 
 def number_of(value: Any, values: Sequence[Any]) -> int:
-    """The number of a value among others: that of its kind of attention or rule, else its position.
+    """The fixed number of a kind of attention or a rule; the position of any other value.
 
     >>> number_of("hyla", ["hyla"]), number_of("HYLA", ["HYLA"]), number_of(8, [4, 8])
     (2, 2, 1)
@@ -33,11 +32,11 @@ def number_of(value: Any, values: Sequence[Any]) -> int:
 def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
     """Colour, dash and symbol of a value among others.
 
-    Other values have the first three colours, those of kinds that may stand beside them, last.
+    Values without a fixed number use the first three colours last: they belong to kinds.
     """
     i = number_of(value, values)
     palette = PALETTE if value in NUMBERS else PALETTE[3:] + PALETTE[:3]
-    turn = i // len(palette)  # a second time round, colours have another symbol and dash
+    turn = i // len(palette)  # a repeated colour gets another symbol and dash
     return {
         "colour": palette[i % len(palette)],
         "dash": DASHES[turn % len(DASHES)],
@@ -46,5 +45,5 @@ def style(value: Any, values: Sequence[Any]) -> dict[str, str]:
 
 
 def many(count: int) -> list[str]:
-    """Colours for more classes than can be named, around the circle of hues."""
+    """Colours for many classes, spread over all hues."""
     return [f"hsl({(i * 137.508) % 360:.0f},60%,{45 + 12 * (i % 3)}%)" for i in range(count)]

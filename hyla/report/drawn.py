@@ -1,20 +1,16 @@
-"""The parts of a drawn figure, and what the drawings of all kinds share."""
+"""The parts of a drawn figure, and what all kinds of drawings share."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyla.experiments.declare import Figure, Row
-from hyla.experiments.results import is_at
+from hyla.experiments.spec import Figure
+from hyla.report.adapter import Flat
 from hyla.report.colours import NUMBERS
-from hyla.report.text import label, number, places, plain, shown, spoken
+from hyla.report.text import at, label, number, places, plain, shown, spoken
 
 Trace = dict[str, Any]
-
-
-class MissingError(ValueError):
-    """A row lacks what a figure draws."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of the legend: traces have its number as `legendgroup`."""
+    """An entry of the legend; the `legendgroup` of a trace is its number."""
 
     name: str
     colour: str
@@ -40,7 +36,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: text, what it is about (shown on hover), and a mark."""
+    """A cell of a table: its text, a hover text, and a mark."""
 
     text: str
     about: str = ""
@@ -52,18 +48,18 @@ Cells = Sequence["Cell | str"]
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: columns that are numbers are aligned to the right."""
+    """A table: `texts` columns of text, then right-aligned numbers."""
 
     head: Sequence[str]
     body: Sequence[Cells]
-    texts: int = 1  # so many columns are text
+    texts: int = 1
 
 
 @dataclass
 class Drawn:
-    """A figure ready for the page: plots, tables, and what could not be drawn.
+    """A figure ready for the page.
 
-    table: shown as it is. numbers: those of the plots, folded.
+    table: shown open. numbers: those of the plots, folded. skipped: rows that lack a value.
     """
 
     title: str
@@ -75,51 +71,40 @@ class Drawn:
     note: str = ""
 
 
-def rows_of(figure: Figure, rows: Iterable[Row]) -> list[Row]:
-    """The rows that a figure is about."""
-    return [row for row in rows if is_at(row, figure.where)]
-
-
-def usable(
-    drawn: Drawn, rows: Iterable[Row], axes: Sequence[str], check: Callable[[Row], object]
-) -> Iterator[Row]:
-    """The rows that have what is needed; the others are noted."""
+def having(
+    drawn: Drawn, rows: Iterable[Flat], axes: Sequence[str], what: str, has: Callable[[Flat], bool]
+) -> list[Flat]:
+    """Keep the rows that have something; list the others as not shown."""
+    kept = []
     for row in rows:
-        try:
-            check(row)
-        except MissingError as error:
-            drawn.skipped.append(f"{places(axes, row) or 'a row'}: {error}")
-            continue
-        yield row
+        if has(row):
+            kept.append(row)
+        else:
+            drawn.skipped.append(f"{places(axes, row)}: no value of {what}")
+    return kept
 
 
-def need(row: Row, *axes: str) -> None:
-    """Refuses a row without these axes, or with values that cannot be compared."""
-    for axis in axes:
-        if axis and not isinstance(row.get(axis), str | int | float | bool):
-            raise MissingError(f"no {spoken(axis)}")
+def with_measure(
+    drawn: Drawn, figure: Figure, rows: Iterable[Flat], axes: Sequence[str]
+) -> list[Flat]:
+    """Keep the rows in which the measure of a figure is defined."""
+    return having(drawn, rows, axes, figure.y, lambda row: mean_of(row, figure.y) is not None)
 
 
-def measure(row: Row, name: str) -> dict[str, Any]:
-    """Mean, error and seeds of a measure."""
-    measures = row.get("measures")
-    values = measures.get(name) if isinstance(measures, dict) else None
-    if not isinstance(values, dict):
-        raise MissingError(f"no {name}")
-    if number(values.get("mean")) is None:
-        raise MissingError(f"{name} is undefined")
-    return values
+def mean_of(row: Flat, name: str) -> float | None:
+    """The mean of a measure; None if it is missing or undefined."""
+    return number(at(row, "measures", name, "mean"))
 
 
-def values_of(rows: Iterable[Row], axis: str) -> list[Any]:
-    """The values of an axis: numbers, kinds and rules in order, other texts as they come."""
+def values_of(rows: Iterable[Flat], axis: str) -> list[Any]:
+    """The values of an axis: numbers, kinds and rules sorted, other texts as they come."""
     found = list(dict.fromkeys(row[axis] for row in rows)) if axis else []
     if all(number(value) is not None for value in found):
         return sorted(found)
     return sorted(found, key=lambda v: NUMBERS[v]) if all(v in NUMBERS for v in found) else found
 
 
-def panels_of(rows: Sequence[Row], facet: str) -> Iterator[tuple[str, list[Row]]]:
+def panels_of(rows: Sequence[Flat], facet: str) -> Iterator[tuple[str, list[Flat]]]:
     """The rows of each panel, with its title."""
     if not facet:
         yield "", list(rows)
@@ -135,7 +120,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def x_axis(name: str, values: Sequence[Any], *, log: bool) -> dict[str, Any]:
-    """The axis of a setting, the same in all panels: with a tick for each value, and no others."""
+    """The axis of a setting, shared by all panels, with one tick for each value."""
     if not all(number(value) is not None for value in values):
         return axis(spoken(name), type="category")
     if log and min(values) <= 0:
@@ -150,22 +135,10 @@ def x_axis(name: str, values: Sequence[Any], *, log: bool) -> dict[str, Any]:
 
 
 def y_range(tops: Iterable[float], bottoms: Iterable[float], *, percent: bool) -> list[float]:
-    """The range that all panels share: from 0 if nothing is below, to 100 percent if near it."""
+    """The range that all panels share. It includes 0; percentages above 60 extend it to 100."""
     top, bottom = max(tops, default=1.0), min(bottoms, default=0.0)
     low = min(0.0, bottom) if percent or bottom > 0 else bottom
     if percent and bottom >= 0 and 60 < top <= 100:
         return [0.0, 103.0]
     room = 0.06 * ((top - low) or 1.0)
     return [low - (room if low < 0 else 0.0), top + room]
-
-
-def with_measure(
-    drawn: Drawn, figure: Figure, rows: Sequence[Row], axes: Sequence[str]
-) -> list[Row]:
-    """The rows that have the axes and the measure of a figure."""
-
-    def check(row: Row) -> None:
-        need(row, figure.x, figure.colour, figure.facet)
-        measure(row, figure.y)
-
-    return list(usable(drawn, rows, axes, check))

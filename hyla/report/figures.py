@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from hyla.experiments.declare import Figure, Row
+from hyla.experiments.spec import Figure
+from hyla.report.adapter import Flat
 from hyla.report.bars import draw_bars, draw_rules
-from hyla.report.drawn import Drawn, rows_of
-from hyla.report.lines import draw_curves, draw_lines
+from hyla.report.drawn import Drawn
+from hyla.report.lines import draw_lines
 from hyla.report.maps import draw_matrix, draw_scatter
 from hyla.report.tables import draw_measures, draw_table
 
@@ -13,22 +14,14 @@ DRAWINGS = {
     "table": draw_table,
     "lines": draw_lines,
     "rules": draw_rules,
-    "curves": draw_curves,
+    "scatter": draw_scatter,
     "measures": draw_measures,
     "bars": draw_bars,
     "matrix": draw_matrix,
 }
 
 
-def draw(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> list[Drawn]:
-    """A declared figure: one drawing, or one for each colouring of a map.
-
-    axes: those of the experiment, which tell rows apart. A kind that is not known gives a drawing
-    without plots that says so.
-    """
-    there = rows_of(figure, rows)
-    if figure.kind == "scatter":
-        return list(draw_scatter(figure, there, axes))
-    if figure.kind not in DRAWINGS:
-        return [Drawn(figure.title, skipped=[f"cannot draw a figure of the kind {figure.kind!r}"])]
-    return [DRAWINGS[figure.kind](figure, there, axes)]
+def draw(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a declared figure. axes: those of the experiment, which tell its rows apart."""
+    there = [row for row in rows if figure.where.items() <= row.items()]
+    return DRAWINGS[figure.kind](figure, there, axes)

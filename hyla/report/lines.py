@@ -1,37 +1,43 @@
-"""Lines: a measure over an axis, and accuracy by rule over steps."""
+"""Lines: a measure over an axis."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from hyla.experiments.declare import Figure, Row
-from hyla.experiments.judge import of_seeds
+from hyla.experiments.spec import Figure
 from hyla.report import about
-from hyla.report.colours import GREY, PALETTE, style
+from hyla.report.adapter import Flat
+from hyla.report.colours import GREY, style
 from hyla.report.drawn import (
     Drawn,
     Grid,
     Key,
-    MissingError,
     Panel,
     Trace,
     axis,
-    measure,
-    need,
     panels_of,
-    usable,
     values_of,
     with_measure,
     x_axis,
     y_range,
 )
 from hyla.report.tables import marked, notes
-from hyla.report.text import at, hover, number, places, plain, rounded, shown, spoken, with_error
+from hyla.report.text import (
+    hover,
+    number,
+    of_seeds,
+    places,
+    plain,
+    rounded,
+    shown,
+    spoken,
+    with_error,
+)
 
 CEILING = "ceiling (exact solver)"
 
 
-def draw_lines(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """A panel for each value of the facet, a line for each of the colour."""
+def draw_lines(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a panel for each value of the facet and a line for each value of the colour."""
     drawn = Drawn(figure.title)
     there = with_measure(drawn, figure, rows, axes)
     if not there:
@@ -74,22 +80,22 @@ def _key(name: str, value: Any, values: Sequence[Any]) -> Key:
     return Key(places([name], {name: value}), look["colour"], look["dash"], look["symbol"])
 
 
-def _colour(figure: Figure, row: Row) -> Any:
+def _colour(figure: Figure, row: Flat) -> Any:
     return row[figure.colour] if figure.colour else ""
 
 
-def _ends(row: Row, name: str) -> tuple[float, float]:
-    values = measure(row, name)
+def _ends(row: Flat, name: str) -> tuple[float, float]:
+    values = row["measures"][name]
     mean, error = number(values["mean"]) or 0.0, number(values.get("standard_error")) or 0.0
     return mean - error, mean + error
 
 
 def _line(
-    figure: Figure, rows: Sequence[Row], axes: Sequence[str], key: int, look: dict[str, str]
+    figure: Figure, rows: Sequence[Flat], axes: Sequence[str], key: int, look: dict[str, str]
 ) -> Trace:
     order = {value: i for i, value in enumerate(values_of(rows, figure.x))}
     rows = sorted(rows, key=lambda row: order[row[figure.x]])
-    values = [measure(row, figure.y) for row in rows]
+    values = [row["measures"][figure.y] for row in rows]
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -103,7 +109,7 @@ def _line(
         },
         "line": {"color": look["colour"], "dash": look["dash"], "width": 2},
         "marker": {"symbol": look["symbol"], "size": 8},
-        "cliponaxis": False,  # a point at 0 is seen whole
+        "cliponaxis": False,  # show a point at 0 whole
         "hoverinfo": "text",
         "hovertext": [
             hover(about.lines(row, axes, figure.y, value))
@@ -113,7 +119,7 @@ def _line(
     }
 
 
-def _ceiling(figure: Figure, rows: Sequence[Row], key: int) -> Trace:
+def _ceiling(figure: Figure, rows: Sequence[Flat], key: int) -> Trace:
     places_: dict[Any, float] = {}
     for row in rows:
         found = number(row.get("ceiling"))
@@ -133,100 +139,14 @@ def _ceiling(figure: Figure, rows: Sequence[Row], key: int) -> Trace:
     }
 
 
-def _numbers(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Grid:
+def _numbers(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Grid:
     shown_axes = [axis_ for axis_ in axes if any(axis_ in row for row in rows)]
     head = [*map(spoken, shown_axes), figure.y, "by seed", *(["ceiling"] * figure.ceiling)]
     body = []
     for row in rows:
-        values = measure(row, figure.y)
+        values = row["measures"][figure.y]
         mean = with_error(values["mean"], values.get("standard_error")) + of_seeds(values)
         text = marked(mean, row)
         cells = [*(shown(row.get(axis_)) for axis_ in shown_axes), text, about.seeds(values)]
         body.append([*cells, *([rounded(row.get("ceiling"))] * figure.ceiling)])
     return Grid(head, body, len(shown_axes))
-
-
-def draw_curves(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """Accuracy, whole and by rule, over steps: a panel for each row."""
-    drawn = Drawn(figure.title)
-
-    def check(row: Row) -> None:
-        need(row, figure.facet)
-        _curves(row)
-
-    there = list(usable(drawn, rows, axes, check))
-    rules = list(dict.fromkeys(rule for row in there for rule in _curves(row)[1]))
-    names = ["all features right", *rules]
-    looks = [{"colour": "ink", "dash": "solid"}]
-    looks += [
-        {"colour": PALETTE[i % len(PALETTE)], "dash": "dash" if i % 2 else "solid"}
-        for i in range(len(rules))
-    ]
-    for row in there:
-        steps, curves = _curves(row)
-        title = places([figure.facet] if figure.facet else axes, row)
-        curves = {names[0]: row["curves"]["accuracy"], **curves}
-        traces = [
-            _curve(str(i), name, steps, curves[name], looks[i])
-            for i, name in enumerate(names)
-            if name in curves
-        ]
-        layout = {
-            "xaxis": axis("step", rangemode="tozero", nticks=5),
-            "yaxis": axis("percent", range=[-2, 103]),
-        }
-        traces[0]["hovertext"] = [
-            hover([f"{names[0]}: {rounded(y)} % at step {shown(x)}", *about.lines(row, axes)])
-            for x, y in zip(steps, traces[0]["y"], strict=True)
-        ]
-        drawn.panels.append(Panel(title, traces, layout, 260))
-    drawn.legend = [
-        Key(name, look["colour"], look["dash"]) for name, look in zip(names, looks, strict=True)
-    ]
-    drawn.numbers = _last(there, names, axes)
-    return drawn
-
-
-def _curves(row: Row) -> tuple[list[Any], dict[str, list[Any]]]:
-    curves = row.get("curves")
-    steps, whole, by_rule = (at(curves, name) for name in ("step", "accuracy", "by_rule"))
-    if not isinstance(steps, list) or not isinstance(whole, list) or len(steps) != len(whole):
-        raise MissingError("no curves")
-    if not steps or not isinstance(by_rule, dict):
-        raise MissingError("no curves")
-    good = {
-        rule: values
-        for rule, values in by_rule.items()
-        if isinstance(values, list) and len(values) == len(steps)
-    }
-    return [number(step) for step in steps], good
-
-
-def _curve(key: str, name: str, steps: list[Any], ys: list[Any], look: dict[str, str]) -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(steps) < 3 else "lines",
-        "x": steps,
-        "y": [number(y) for y in ys],
-        "line": {
-            "color": look["colour"],
-            "dash": look["dash"],
-            "width": 2.6 if key == "0" else 1.6,
-        },
-        "hoverinfo": "text",
-        "hovertext": [
-            hover([f"{name}: {rounded(y)} % at step {shown(x)}"])
-            for x, y in zip(steps, ys, strict=True)
-        ],
-        "legendgroup": key,
-    }
-
-
-def _last(rows: Sequence[Row], names: Sequence[str], axes: Sequence[str]) -> Grid:
-    body = []
-    for row in rows:
-        steps, curves = _curves(row)
-        curves = {names[0]: row["curves"]["accuracy"], **curves}
-        last = [rounded(curves[name][-1]) if name in curves else "-" for name in names]
-        body.append([places(axes, row), shown(steps[-1]), *last])
-    return Grid(["at the last step", "step", *names], body)

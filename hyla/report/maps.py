@@ -1,59 +1,29 @@
 """Maps of codes as points, and matrices as colours: a panel for each row."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hyla.experiments.declare import Figure, Row
+from hyla.experiments.spec import Figure
 from hyla.report import about
+from hyla.report.adapter import Flat
 from hyla.report.colours import NUMBERS, many, style
-from hyla.report.drawn import Drawn, Grid, Key, MissingError, Panel, Trace, axis, usable
+from hyla.report.drawn import Drawn, Grid, Key, Panel, Trace, axis, having
 from hyla.report.text import at, hover, label, number, places, rounded, shown
 
-# Blue below zero, red above, as seen by those who see few colours too.
+# Blue below zero, red above: safe for colour-blind readers.
 SIGNED = [[0, "#2166ac"], [0.5, "#f2f2f2"], [1, "#b2182b"]]
-MOST_NAMES = 16  # classes in a legend; more are told by the hover alone
-MOST_NUMBERS = 40  # rows of a matrix that is also shown as numbers
+MOST_NAMES = 16  # classes in a legend; more classes are named in the hover only
+MOST_NUMBERS = 40  # rows of a matrix; larger ones are not listed as numbers
 Axes = Sequence[str]
 
 
-def draw_scatter(figure: Figure, rows: Sequence[Row], axes: Axes) -> Iterator[Drawn]:
-    """A figure for each colouring: the one that is asked for, or all that the rows have."""
-    kept = [name for name in axes if name not in figure.where]  # the others are in the title
-    checked = Drawn(figure.title)
-    there = list(usable(checked, rows, kept, _map))
-    colourings = list(dict.fromkeys(name for row in there for name in row["colours"]))
-    asked = figure.y or figure.colour
-    if asked:
-        colourings = [name for name in colourings if name == asked]
-    for i, colouring in enumerate(colourings):
-        inside = [row for row in there if colouring in row["colours"]]
-        drawn = _colouring(figure, colouring, inside, kept, named=len(colourings) > 1)
-        drawn.skipped = checked.skipped if i == 0 else []
-        yield drawn
-    if not colourings:
-        yield checked
-
-
-def _map(row: Row) -> None:
-    x, y, colours = row.get("x"), row.get("y"), row.get("colours")
-    if not isinstance(x, list) or not isinstance(y, list) or not isinstance(colours, dict):
-        raise MissingError("no map")
-    if not x or len(x) != len(y) or any(number(value) is None for value in [*x, *y]):
-        raise MissingError("no map")
-    for name, values in colours.items():
-        if not isinstance(values, list) or len(values) != len(x):
-            raise MissingError(f"no colour {name}")
-        if not all(isinstance(value, str | int | float) for value in values):
-            raise MissingError(f"no colour {name}")
-
-
-def _colouring(
-    figure: Figure, colouring: str, rows: Sequence[Row], axes: Axes, *, named: bool
-) -> Drawn:
-    title = f"{figure.title}: {colouring}" if named else figure.title
-    drawn = Drawn(title)
-    everything = [value for row in rows for value in row["colours"][colouring]]
+def draw_scatter(figure: Figure, rows: Sequence[Flat], axes: Axes) -> Drawn:
+    """Draw a map of codes for each row, coloured by the label `figure.y`."""
+    drawn = Drawn(figure.title)
+    axes = [name for name in axes if name not in figure.where]  # the others are in the title
+    rows = having(drawn, rows, axes, figure.y, lambda row: figure.y in row.get("colours", {}))
+    everything = [value for row in rows for value in row["colours"][figure.y]]
     continuous = _is_continuous(everything)
     classes = list(map(str, sorted(set(everything), key=_order)))
     few = len(classes) <= MOST_NAMES
@@ -61,14 +31,14 @@ def _colouring(
     colours = [look["colour"] for look in looks] if few else many(len(classes))
     for row in rows:
         if continuous:
-            traces = [_continuous(row, colouring, everything)]
+            traces = [_continuous(row, figure.y, everything)]
         elif few:
             traces = [
-                _class(row, colouring, c, i, look)
+                _class(row, figure.y, c, i, look)
                 for i, (c, look) in enumerate(zip(classes, looks, strict=True))
             ]
         else:
-            traces = [_classes(row, colouring, dict(zip(classes, colours, strict=True)))]
+            traces = [_classes(row, figure.y, dict(zip(classes, colours, strict=True)))]
         layout = {"xaxis": {"visible": False}, "yaxis": {"visible": False, "scaleanchor": "x"}}
         drawn.panels.append(Panel(places(axes, row), traces, layout, 280))
     if few and not continuous:
@@ -77,21 +47,21 @@ def _colouring(
             for c, look in zip(classes, looks, strict=True)
         ]
     elif not continuous:
-        drawn.note = f"{len(classes)} classes of {colouring}: hover a point for its own."
+        drawn.note = f"{len(classes)} classes of {figure.y}. Hover a point to see its class."
     body = [[places(axes, row), str(len(row["x"])), about.runs(row)] for row in rows]
     drawn.numbers = Grid(["map", "points", "runs"], body)
     return drawn
 
 
 def _is_continuous(values: Sequence[Any]) -> bool:
-    """Numbers, but not a few whole ones, such as symbols."""
+    """Whether values are numbers, other than a few integers such as symbols."""
     if not all(number(value) is not None for value in values):
         return False
     return len(set(values)) > MOST_NAMES or any(isinstance(value, float) for value in values)
 
 
 def _order(value: Any) -> list[Any]:
-    """Rules in their order, numbers by size, also inside texts: term 2 comes before term 10."""
+    """Sort rules in their order and numbers by size, so that term 2 precedes term 10."""
     parts = re.split(r"(\d+)", str(value))
     return [
         NUMBERS.get(str(value), 0),
@@ -100,7 +70,7 @@ def _order(value: Any) -> list[Any]:
     ]
 
 
-def _points(row: Row, chosen: Sequence[int]) -> Trace:
+def _points(row: Flat, chosen: Sequence[int]) -> Trace:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -110,7 +80,7 @@ def _points(row: Row, chosen: Sequence[int]) -> Trace:
     }
 
 
-def _continuous(row: Row, name: str, everything: Sequence[float]) -> Trace:
+def _continuous(row: Flat, name: str, everything: Sequence[float]) -> Trace:
     values = row["colours"][name]
     marker = {
         "size": 5, "color": values, "colorscale": "Viridis", "showscale": True,
@@ -121,7 +91,7 @@ def _continuous(row: Row, name: str, everything: Sequence[float]) -> Trace:
     return _points(row, range(len(values))) | {"marker": marker, "hovertext": texts}
 
 
-def _class(row: Row, name: str, value: str, key: int, look: dict[str, str]) -> Trace:
+def _class(row: Flat, name: str, value: str, key: int, look: dict[str, str]) -> Trace:
     chosen = [i for i, v in enumerate(row["colours"][name]) if str(v) == value]
     return _points(row, chosen) | {
         "marker": {"size": 5.5, "color": look["colour"], "symbol": look["symbol"]},
@@ -130,7 +100,7 @@ def _class(row: Row, name: str, value: str, key: int, look: dict[str, str]) -> T
     }
 
 
-def _classes(row: Row, name: str, colours: dict[str, str]) -> Trace:
+def _classes(row: Flat, name: str, colours: dict[str, str]) -> Trace:
     values = [str(value) for value in row["colours"][name]]
     return _points(row, range(len(values))) | {
         "marker": {"size": 5, "color": [colours[value] for value in values]},
@@ -138,11 +108,11 @@ def _classes(row: Row, name: str, colours: dict[str, str]) -> Trace:
     }
 
 
-def draw_matrix(figure: Figure, rows: Sequence[Row], axes: Axes) -> Drawn:
-    """A heat map for each row."""
+def draw_matrix(figure: Figure, rows: Sequence[Flat], axes: Axes) -> Drawn:
+    """Draw a heat map for each row."""
     drawn = Drawn(figure.title)
     axes = [name for name in axes if name not in figure.where]
-    there = list(usable(drawn, rows, axes, _matrix))
+    there = having(drawn, rows, axes, "the matrix", lambda row: "matrix" in row)
     everything = [value for row in there for line in row["matrix"] for value in line]
     finite = [value for value in everything if number(value) is not None]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -161,17 +131,7 @@ def draw_matrix(figure: Figure, rows: Sequence[Row], axes: Axes) -> Drawn:
     return drawn
 
 
-def _matrix(row: Row) -> None:
-    names, matrix = row.get("labels"), row.get("matrix")
-    if not isinstance(names, list) or not isinstance(matrix, list) or not matrix:
-        raise MissingError("no matrix")
-    if not all(isinstance(line, list) and len(line) == len(matrix[0]) for line in matrix):
-        raise MissingError("a matrix with lines of different lengths")
-    if not matrix[0] or len(names) != len(matrix):
-        raise MissingError(f"{len(names)} labels for {len(matrix)} lines of a matrix")
-
-
-def _heat(row: Row, axes: Axes, limits: tuple[float, float], *, signed: bool) -> Panel:
+def _heat(row: Flat, axes: Axes, limits: tuple[float, float], *, signed: bool) -> Panel:
     names, matrix = [shown(name) for name in row["labels"]], row["matrix"]
     wide = len(matrix[0])
     square = at(row, "what") == "similarity" and wide == len(matrix)

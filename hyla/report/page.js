@@ -10,7 +10,7 @@
     return { ink: value("ink"), soft: value("soft"), line: value("line"), panel: value("panel") };
   }
 
-  // Traces name the colour of text "ink"; everything else of a theme is in the layout.
+  // In traces "ink" stands for the colour of text; the layout has all other colours of a theme.
   function inked(thing, ink) {
     if (thing === "ink") return ink;
     if (Array.isArray(thing)) return thing.every((x) => typeof x !== "object") ? thing : thing.map((x) => inked(x, ink));
@@ -18,7 +18,7 @@
     return Object.fromEntries(Object.entries(thing).map(([k, v]) => [k, k === "color" || typeof v === "object" ? inked(v, ink) : v]));
   }
 
-  // Plotly draws an error that is null as one of 0: a cap, where nothing is known.
+  // Plotly draws an error of null as 0, a cap at the point; NaN draws nothing.
   function certain(trace) {
     const bars = trace.error_y;
     return bars ? { ...trace, error_y: { ...bars, array: bars.array.map((error) => error ?? NaN) } } : trace;
@@ -46,7 +46,7 @@
     const spec = specs[div.id];
     const hidden = hiddenKeys(div);
     const data = inked(spec.data, colours().ink).map((trace) => ({ ...certain(trace), hoverinfo: "none", visible: !hidden.has(trace.legendgroup) }));
-    // On A4 and Letter; the screen's width is still in force when plots are drawn for paper.
+    // Fits A4 and Letter: the layout still has the width of the screen at this moment.
     const width = printing ? (div.parentElement.classList.contains("wide") ? 680 : 335) : undefined;
     const first = !drawn.has(div);
     drawn.add(div);
@@ -72,7 +72,7 @@
     }
   }, { rootMargin: "800px" });
   plots.forEach((div) => near.observe(div));
-  // The rest while nothing else is to be done: who copies the whole page finds all of it.
+  // Draw the rest while the browser is idle, so that a copy of the page has all plots.
   const idle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
   function drawRest() {
     const next = plots.find((div) => !drawn.has(div));
@@ -82,7 +82,7 @@
 
   function redraw() { for (const div of drawn) draw(div); }
 
-  // In print everything is there: all plots, all folded parts, in light colours.
+  // Print shows all plots and all folded parts in light colours.
   function print(on) {
     if (on === printing) return;
     printing = on;
@@ -124,13 +124,13 @@
   function tell(text, place) {
     box.textContent = text;
     box.hidden = false;
-    box.style.left = "0"; // so that its width is its own
+    box.style.left = "0"; // measure its natural width
     const below = place.bottom + 6 + box.offsetHeight < innerHeight;
     box.style.top = (below ? place.bottom + 6 : Math.max(4, place.top - 6 - box.offsetHeight)) + "px";
     box.style.left = Math.max(4, Math.min(place.left, innerWidth - box.offsetWidth - 8)) + "px";
   }
 
-  // Plots have their texts escaped for plotly, with <br> between lines; here they are plain text.
+  // Convert a text that was escaped for plotly to plain text.
   function tellPoint(event) {
     const point = event.points[0];
     let text = point.data.hovertext;

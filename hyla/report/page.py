@@ -1,16 +1,15 @@
-"""The page: one file of HTML with its style, its scripts and all figures."""
+"""The page: one HTML file with its style, scripts and figures."""
 
 import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 
-from hyla.report.found import Found
+from hyla.report.found import Content
 from hyla.report.parts import Plots
-from hyla.report.sections import experiment_section, runs_section, selection_rule
+from hyla.report.sections import SELECTION_RULE, experiment_section, runs_section
 from hyla.report.summary import first_screen
 from hyla.report.text import escape, script_json
 from hyla.train.runs import list_runs
@@ -18,18 +17,18 @@ from hyla.train.runs import list_runs
 TITLE = "Attention as a Hypernetwork: a reproduction"
 
 
-def whole_page(found: Sequence[Found], runs: Path) -> str:
+def whole_page(content: Content) -> str:
     """HTML that opens from a file, without a network."""
     plots = Plots()
-    sections = "\n".join(experiment_section(one, plots) for one in found)
+    sections = "\n".join(experiment_section(one, plots) for one in content.found)
     body = "\n".join(
         [
-            first_screen(found),
-            _contents(found),
+            first_screen(content),
+            _contents(content),
             '<main id="experiments"><h2>Experiments</h2>',
-            f"<p>{escape(selection_rule())}</p>",
+            f"<p>{escape(SELECTION_RULE)}</p>",
             sections,
-            runs_section(runs, list_runs(runs)),
+            runs_section(content.runs, list_runs(content.runs)),
             "</main>",
         ]
     )
@@ -45,16 +44,16 @@ def whole_page(found: Sequence[Found], runs: Path) -> str:
     )
 
 
-def _contents(found: Sequence[Found]) -> str:
+def _contents(content: Content) -> str:
     items = "".join(
         f'<li><a href="#{escape(one.experiment.name)}">{escape(one.experiment.title)}</a></li>'
-        for one in found
+        for one in content.found
     )
     return f'<nav aria-label="Contents"><ul>{items}<li><a href="#runs">Runs</a></li></ul></nav>'
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """No network, and no script but ours: even markup that slipped in could not run."""
+    """Forbid the network and all scripts but ours, so that injected markup cannot run."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -68,10 +67,10 @@ def _digest(script: str) -> str:
 
 @cache
 def plotly_script() -> str:
-    """The library that draws the figures, whole."""
+    """The whole plotting library."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-    # A script element ends at this text wherever it stands; inside a string it means the same so.
+    # This text would end the script element; escaped, it has the same meaning in a string.
     return get_plotlyjs().replace("</script", r"<\/script")
 
 

@@ -1,4 +1,4 @@
-"""Pieces of HTML: tables, figures, commands. All text from files is escaped here."""
+"""Pieces of HTML: tables, figures, commands. They escape all text from files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from hyla.report.drawn import Cell, Drawn, Grid, Key, Panel
 from hyla.report.text import escape
 
 SHOWN_SKIPS = 8
-SHORT = 28  # characters of a cell that stands on one line
+SHORT = 28  # characters of a cell on one line
 # Symbols of points in the legend, 10 wide.
 SHAPES = {
     "circle": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
@@ -23,13 +23,13 @@ MARKS = {"above": "▲", "below": "▼"}
 
 
 class Plots:
-    """The plots of a page, by the ids of their elements."""
+    """The plots of a page by the ids of their elements."""
 
     def __init__(self) -> None:
         self.specs: dict[str, Any] = {}
 
     def add(self, panel: Panel) -> str:
-        """Keeps a plot; the id of the element that it will be in."""
+        """Add a plot and return the id of its element."""
         name = f"plot-{len(self.specs) + 1}"
         self.specs[name] = {"data": panel.data, "layout": panel.layout, "height": panel.height}
         return name
@@ -86,7 +86,7 @@ def command(text: str) -> str:
 
 
 def figure(drawn: Drawn, caption: str, plots: Plots) -> str:
-    """A figure: table, legend, plots, caption, what was left out, and the numbers."""
+    """A figure: table, legend, plots, caption, skipped rows and numbers."""
     parts = [f"<h4>{escape(drawn.title)}</h4>"]
     if drawn.table is not None:
         parts.append(table(drawn.table, drawn.title))
@@ -105,8 +105,13 @@ def figure(drawn: Drawn, caption: str, plots: Plots) -> str:
     return "<figure>" + "\n".join(part for part in parts if part) + "</figure>"
 
 
+def problem(text: str) -> str:
+    """A box with an error message."""
+    return f'<div class="problem"><p>{escape(text)}</p></div>'
+
+
 def folded(title: str, inside: str, extra: str = "") -> str:
-    """What is seen when asked for, and in print."""
+    """A part that a click unfolds; print shows it open."""
     return f"<details{extra}><summary>{escape(title)}</summary>{inside}</details>"
 
 

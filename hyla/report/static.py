@@ -1,4 +1,4 @@
-"""Tables and lines as PNG files, drawn from the same figures as the page."""
+"""Tables and lines as PNG files, from the same drawings as the page."""
 
 import html
 import math
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyla.experiments.declare import Figure as Declared
+from hyla.experiments.spec import Figure as Declared
 from hyla.files import new_file
 from hyla.report.drawn import Drawn, Panel, Trace
 from hyla.report.figures import draw
-from hyla.report.found import DAMAGE, Found
-from hyla.report.summary import BADGES
+from hyla.report.found import Found
+from hyla.report.summary import DEMO_BADGE
 from hyla.tasks.sraven_draw import INK, save
 
 if TYPE_CHECKING:
@@ -34,32 +34,24 @@ LINES: dict[str, Any] = {
 
 
 def draw_figures(found: Sequence[Found], folder: Path) -> list[Path]:
-    """Draws the tables and lines of all experiments that have rows; the files.
+    """Draw the tables and lines of all experiments with results and return the files.
 
-    They are called after the experiment: NAME.png, NAME-2.png and so on.
+    Their names are NAME.png, NAME-2.png and so on, after the experiment.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for one in found:
         declared = [figure for figure in one.experiment.figures if figure.kind in KINDS]
         for i, figure in enumerate(declared, start=1):
-            drawn = _drawn(figure, one)
-            if drawn is None:
+            drawn = draw(figure, one.rows_for(figure), one.experiment.axes)
+            if not one.rows or not drawn.panels:
                 continue
             path = folder / f"{one.experiment.name}{f'-{i}' if i > 1 else ''}.png"
-            title = drawn.title if one.scale == "paper" else f"{drawn.title}\n{BADGES[one.scale]}"
+            title = drawn.title + f"\n{DEMO_BADGE}" * one.experiment.is_demo
             with new_file(path, overwrite=True) as handle:
                 save(_draw(figure, drawn, title), handle, "png")
             made.append(path)
     return made
-
-
-def _drawn(figure: Declared, found: Found) -> Drawn | None:
-    try:
-        drawn = draw(figure, found.rows_for(figure), found.experiment.axes)[0]
-    except DAMAGE:  # the page says so
-        return None
-    return drawn if drawn.panels else None
 
 
 def _draw(declared: Declared, drawn: Drawn, title: str) -> "Figure":
@@ -88,7 +80,7 @@ def _panel(axes: Any, panel: Panel, *, first: bool) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     x, y = panel.layout["xaxis"], panel.layout["yaxis"]
-    if "categoryarray" in y:  # else in the order of the first trace, which may not have all
+    if "categoryarray" in y:  # the first trace may lack some
         axes.yaxis.update_units([_text(name) for name in y["categoryarray"]])
     for trace in panel.data:
         _trace(axes, trace)
@@ -133,7 +125,7 @@ def _trace(axes: Any, trace: Trace) -> None:
 
 
 def _errors(bars: dict[str, Any] | None) -> list[float] | None:
-    """Their lengths; where there is none no bar is drawn, rather than one of length 0."""
+    """The lengths of error bars; NaN, so that no bar is drawn, where an error is unknown."""
     if bars is None:
         return None
     return [math.nan if length is None else length for length in bars["array"]]
@@ -161,6 +153,6 @@ def _legend(figure: "Figure", drawn: Drawn) -> None:
 
 
 def _text(text: str) -> str:
-    """A text of a plotly figure for matplotlib, which reads dollars as mathematics."""
+    """Convert a text of plotly to matplotlib, which interprets dollars as mathematics."""
     text = html.unescape(text.replace("<br>", "\n")).replace("$", r"\$")
     return text.encode(errors="replace").decode()

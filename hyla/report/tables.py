@@ -1,12 +1,12 @@
-"""Tables: ours beside the paper's, as text and as dots, and tables of all measures."""
+"""Tables of our values beside the paper's, and tables of all measures."""
 
 from collections.abc import Sequence
+from math import hypot
 from typing import Any
 
-from hyla.experiments.declare import Figure, Row
-from hyla.experiments.judge import ERRORS, in_errors, of_seeds
-from hyla.experiments.results import is_chosen_on_one_seed, is_given
+from hyla.experiments.spec import Figure
 from hyla.report import about
+from hyla.report.adapter import NOT_SEARCHED, ONLY_PAPER, SEARCHED_ON_ONE_SEED, Flat
 from hyla.report.colours import GREY, PALETTE
 from hyla.report.drawn import (
     Cell,
@@ -14,43 +14,32 @@ from hyla.report.drawn import (
     Drawn,
     Grid,
     Key,
-    MissingError,
     Panel,
     Trace,
     axis,
-    need,
-    usable,
     values_of,
 )
-from hyla.report.text import at, hover, label, number, rounded, shown, spoken, with_error
+from hyla.report.text import at, hover, label, number, of_seeds, rounded, shown, spoken, with_error
 
-FIRST_SEED_NOTE = (
-    "The grid was searched on the first seed only, whose training is then the best of all "
-    "settings: such a mean leans upwards."
-)
-GIVEN_NOTE = "Hyperparameters were given, not searched."
-MARKS = {"†": (is_chosen_on_one_seed, FIRST_SEED_NOTE), "‡": (is_given, GIVEN_NOTE)}
-ONLY_PAPER = "only_paper"  # marks what stands in the place of a row that is not there
+NOTES = {
+    SEARCHED_ON_ONE_SEED: "The hyperparameter search used the first seed only. That seed is then "
+    "the best of all settings, so the mean is biased upwards.",
+    NOT_SEARCHED: "Hyperparameters were not searched.",
+}
+ERRORS = 2.0  # standard errors of the difference, from which a deviation is marked
 OURS, PAPER, SINGLE = "here", "paper", "single trainings"
 COLOURS = {OURS: PALETTE[0], PAPER: GREY, SINGLE: PALETTE[5]}
 SYMBOLS = {OURS: "circle", PAPER: "diamond", SINGLE: "circle"}
 
 
-def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """Rows x columns, ours beside the paper's; and the same as dots."""
+def draw_table(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a table of our values and the paper's, and the same values as dots."""
     drawn = Drawn(figure.title)
-
-    def check(row: Row) -> None:
-        need(row, figure.x, figure.y)
-        if number(row.get("mean")) is None and not _instead(row):
-            raise MissingError("no mean")
-
-    there = list(usable(drawn, rows, axes, check))
-    if not there:
+    if not rows:
         return drawn
-    found = {(row[figure.x], row[figure.y]): row for row in there}
-    lines, columns = values_of(there, figure.x), values_of(there, figure.y)
-    papers = any(number(row.get("paper_mean")) is not None for row in there)
+    found = {(row[figure.x], row[figure.y]): row for row in rows}
+    lines, columns = values_of(rows, figure.x), values_of(rows, figure.y)
+    papers = any(number(row.get("paper_mean")) is not None for row in rows)
     head = [spoken(figure.x)]
     for column in columns:
         head += [f"{shown(column)}: {OURS}", f"{shown(column)}: {PAPER}"] if papers else [
@@ -63,39 +52,39 @@ def draw_table(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Draw
             cells += _pair(found.get((line, column)), axes, papers)
         body.append(cells)
     drawn.table = Grid(head, body)
-    keys = [OURS, *([PAPER] * papers), *([SINGLE] * any(map(trainings, there)))]
+    keys = [OURS, *([PAPER] * papers), *([SINGLE] * any(map(trainings, rows)))]
     drawn.legend = [Key(name, COLOURS[name], "", SYMBOLS[name]) for name in keys]
     for column in columns:
         inside = [row for line in lines if (row := found.get((line, column)))]
         drawn.panels.append(_dots(figure, shown(column), inside, axes, keys))
     if papers:
         drawn.note = (
-            f"Marked: differs from the paper by more than {ERRORS:g} standard errors of the "
-            "difference (▲ above, ▼ below)."
+            f"▲ and ▼: above or below the paper's mean by more than {ERRORS:g} standard errors of "
+            "the difference."
         )
-    drawn.note = " ".join([*notes(there), drawn.note]).strip()
+    drawn.note = " ".join([*notes(rows), drawn.note]).strip()
     return drawn
 
 
-def marked(text: str, row: Row) -> str:
-    """A text about a row, marked if not every setting was searched on every seed."""
-    return " ".join([text, *(mark for mark, (holds, _) in MARKS.items() if holds(row))])
+def marked(text: str, row: Flat) -> str:
+    """A text about a row with the mark of its hyperparameter search."""
+    return f"{text} {row.get('mark', '')}".rstrip()
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What the marks of rows mean."""
-    return [f"{mark} {note}" for mark, (holds, note) in MARKS.items() if any(map(holds, rows))]
+def notes(rows: Sequence[Flat]) -> list[str]:
+    """Explain the marks of these rows."""
+    marks = {row.get("mark") for row in rows}
+    return [f"{mark} {note}" for mark, note in NOTES.items() if mark in marks]
 
 
-def marked_mean(row: Row) -> str:
-    """The mean of a row with its standard error, marked by how it was searched."""
-    text = _instead(row)
-    text = text or with_error(row["mean"], row.get("standard_error")) + of_seeds(row)
+def marked_mean(row: Flat) -> str:
+    """The mean of a row with its standard error and mark."""
+    text = _instead(row) or with_error(row["mean"], row["standard_error"]) + of_seeds(row)
     return marked(text, row)
 
 
-def against_paper(row: Row) -> float | None:
-    """Ours less the paper's, in standard errors of the difference; None if one is not known.
+def against_paper(row: Flat) -> float | None:
+    """Our mean minus the paper's in standard errors of the difference; None if unknown.
 
     >>> against_paper({"mean": 5.0, "standard_error": 3.0, "paper_mean": 10.0,
     ...     "paper_standard_error": 4.0})
@@ -105,10 +94,11 @@ def against_paper(row: Row) -> float | None:
     mean, error, theirs, their_error = (number(row.get(name)) for name in names)
     if mean is None or error is None or theirs is None or their_error is None:
         return None
-    return in_errors(mean - theirs, error, their_error)
+    spread = hypot(error, their_error)
+    return (mean - theirs) / spread if spread else None
 
 
-def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
+def _pair(row: Flat | None, axes: Sequence[str], papers: bool) -> list[Cell | str]:
     if row is None:
         return ["not measured", ""] if papers else ["not measured"]
     theirs = with_error(row.get("paper_mean"), row.get("paper_standard_error"))
@@ -117,24 +107,21 @@ def _pair(row: Row | None, axes: Sequence[str], papers: bool) -> list[Cell | str
         return [ours, theirs] if papers else [ours]
     errors = against_paper(row)
     mark = ""
-    comparable = row.get("scale") == "paper"
-    if comparable and errors is not None and abs(errors) > ERRORS:
+    if errors is not None and abs(errors) > ERRORS:
         mark = "above" if errors > 0 else "below"
     cell = Cell(ours, "\n".join(about.lines(row, axes, OURS, row)), mark)
     return [cell, theirs] if papers else [cell]
 
 
-def _instead(row: Row) -> str:
-    """What is said in the place of a mean; nothing where there is one, or should be."""
+def _instead(row: Flat) -> str:
+    """The text that replaces a missing mean."""
     if ONLY_PAPER in row:
         return "not measured"
-    seeds = row.get("per_seed")
-    diverged = isinstance(seeds, list) and seeds and all(value is None for value in seeds)
-    return "diverged" if diverged else ""
+    return "diverged" if row["mean"] is None else ""
 
 
 def _dots(
-    figure: Figure, title: str, rows: Sequence[Row], axes: Sequence[str], keys: Sequence[str]
+    figure: Figure, title: str, rows: Sequence[Flat], axes: Sequence[str], keys: Sequence[str]
 ) -> Panel:
     names = [label(shown(row[figure.x]), 24) for row in rows]
     ours = _dot(OURS, names, rows, "mean", "standard_error")
@@ -151,7 +138,7 @@ def _dots(
     return Panel(title, traces, layout, 90 + 40 * len(rows))
 
 
-def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error: str) -> Trace:
+def _dot(name: str, names: Sequence[str], rows: Sequence[Flat], mean: str, error: str) -> Trace:
     there = [(text, row) for text, row in zip(names, rows, strict=True) if number(row.get(mean))
              is not None]  # fmt: skip
     ours = name == OURS
@@ -179,8 +166,8 @@ def _dot(name: str, names: Sequence[str], rows: Sequence[Row], mean: str, error:
     }  # fmt: skip
 
 
-def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
-    """Every training of the grid, the chosen and the others."""
+def _single(names: Sequence[str], rows: Sequence[Flat]) -> Trace:
+    """Every training of the grid, not only those of the chosen setting."""
     there = [
         (name, value, text)
         for name, row in zip(names, rows, strict=True)
@@ -198,39 +185,28 @@ def _single(names: Sequence[str], rows: Sequence[Row]) -> Trace:
     }
 
 
-def trainings(row: Row) -> list[tuple[float, str]]:
-    """The value of each training of the row's grid, and what it is; of the chosen ones at least."""
-    found = []
-    grid, chosen = row.get("grid"), row.get("hyperparameters")
-    names = chosen if isinstance(chosen, dict) else {}
-    kept = [one for one in (grid if isinstance(grid, list) else []) if at(one, "per_seed")]
-    for setting in kept or [names | {"per_seed": row.get("per_seed")}]:
-        values = at(setting, "per_seed")
-        text = about.settings({name: at(setting, name) for name in names})
-        for value in map(number, values if isinstance(values, list) else []):
-            if value is not None:
-                found.append((value, hover([f"one training: {rounded(value)}", text])))
-    return found
+def trainings(row: Flat) -> list[tuple[float, str]]:
+    """The value of each training of the grid with its hover text."""
+    return [
+        (value, hover([f"one training: {rounded(value)}", about.settings(setting)]))
+        for one in row.get("grid", [])
+        for setting in [{name: x for name, x in one.items() if name != "per_seed"}]
+        for value in one["per_seed"]
+        if value is not None
+    ]
 
 
-def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> Drawn:
-    """All measures of each row, after the values of its axes."""
+def draw_measures(figure: Figure, rows: Sequence[Flat], axes: Sequence[str]) -> Drawn:
+    """Draw a table of all measures of each row."""
     drawn = Drawn(figure.title)
-    first = [name for name in (figure.x, figure.y, figure.facet, figure.colour) if name]
-
-    def check(row: Row) -> None:
-        need(row, *first)
-        if not isinstance(row.get("measures"), dict):
-            raise MissingError("no measures")
-
-    there = list(usable(drawn, rows, axes, check))
-    if not there:
+    if not rows:
         return drawn
-    names = list(dict.fromkeys(name for row in there for name in row["measures"]))
-    papers = any(number(row.get("paper_mean")) is not None for row in there)
+    first = [name for name in (figure.x, figure.y, figure.facet, figure.colour) if name]
+    names = list(dict.fromkeys(name for row in rows for name in row["measures"]))
+    papers = any(number(row.get("paper_mean")) is not None for row in rows)
     head = [*map(spoken, first), *names[:1], *([PAPER] * papers), *names[1:]]
     body: list[Cells] = []
-    for row in there:
+    for row in rows:
         cells: list[Cell | str] = [_value(row, name, axes) for name in names]
         if papers:
             theirs = with_error(row.get("paper_mean"), row.get("paper_standard_error"))
@@ -240,7 +216,7 @@ def draw_measures(figure: Figure, rows: Sequence[Row], axes: Sequence[str]) -> D
     return drawn
 
 
-def _value(row: Row, name: str, axes: Sequence[str]) -> Cell:
+def _value(row: Flat, name: str, axes: Sequence[str]) -> Cell:
     values: Any = at(row, "measures", name)
     text = with_error(at(values, "mean"), at(values, "standard_error"))
     return Cell(text, "\n".join(about.lines(row, axes, name, values)))

@@ -1,4 +1,4 @@
-"""Values as text, escaped for the place where they stand: HTML, a figure, a script."""
+"""Values as text, escaped for HTML, for a figure or for a script."""
 
 import html
 import json
@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hyla.experiments.spec import SEEDS
 from hyla.files import without_nan
 
 LONGEST = 300  # characters of one value in a figure
 MILLION = 1_000_000
-# Names of axes that do not speak for themselves; "held out" is a measure.
+# Readable names of axes; "held out" is a measure.
 WORDS = {
     "millions": "millions of instances",
     "held_out": "fraction held out",
@@ -27,7 +28,7 @@ def escape(value: object) -> str:
 
 
 def plain(value: object) -> str:
-    """Text for a figure: plotly reads some HTML in labels and hovers, and shows this as it is.
+    """Escape text for a figure: plotly interprets some HTML in labels and hovers.
 
     >>> plain("<a href='x'>R2 & more</a>")
     "&lt;a href='x'&gt;R2 &amp; more&lt;/a&gt;"
@@ -63,7 +64,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end the script element in which it stands.
+    """JSON that cannot close the script element around it.
 
     >>> script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'
@@ -82,15 +83,12 @@ def number(value: Any) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
+    found = float(value)
     return found if math.isfinite(found) else None
 
 
 def at(thing: Any, *path: Any) -> Any:
-    """What lies at a path of keys; None if there is nothing.
+    """The value at a path of keys; None if it is missing.
 
     >>> at({"a": {"b": 1}}, "a", "b"), at({"a": 2}, "a", "b")
     (1, None)
@@ -105,13 +103,9 @@ def at(thing: Any, *path: Any) -> Any:
 def shown(value: Any) -> str:
     """The value of an axis or a setting.
 
-    >>> shown(20_000_000), shown(51_200), shown(0.0003), shown("hyla"), shown([1, 2])
-    ('20 M', '51,200', '0.0003', 'hyla', '1, 2')
+    >>> shown(20_000_000), shown(51_200), shown(0.0003), shown("hyla")
+    ('20 M', '51,200', '0.0003', 'hyla')
     """
-    if isinstance(value, list | tuple):
-        return ", ".join("..." if isinstance(x, list | tuple | dict) else shown(x) for x in value)
-    if isinstance(value, dict):
-        return shown(list(value))
     found = number(value)
     if found is None:
         return "none" if value is None else str(value)
@@ -123,7 +117,7 @@ def shown(value: Any) -> str:
 
 
 def rounded(value: Any) -> str:
-    """A measured number, with digits that suit its size.
+    """A measured number with about three significant digits.
 
     >>> rounded(58.042), rounded(0.01234), rounded(-1150.2), rounded(None)
     ('58.0', '0.0123', '-1,150', '-')
@@ -140,7 +134,7 @@ def rounded(value: Any) -> str:
 
 
 def with_error(mean: Any, error: Any) -> str:
-    """A mean with its standard error, to the same decimal place.
+    """A mean and its standard error with the same number of decimals.
 
     >>> with_error(58.04, 2.0), with_error(58.04, None), with_error(None, None)
     ('58.0 ± 2.0', '58.0', '-')
@@ -155,8 +149,22 @@ def with_error(mean: Any, error: Any) -> str:
     return f"{text} ± {spread:,.{places}f}"
 
 
+def of_seeds(values: Any) -> str:
+    """A remark where a mean is not over the usual number of seeds, or some diverged.
+
+    >>> of_seeds({"per_seed": [57.0, None, 59.0]}), of_seeds({"per_seed": [57.0]})
+    (' (2 of 3 seeds)', ' (1 seed)')
+    """
+    seeds = at(values, "per_seed")
+    if not seeds or (None not in seeds and len(seeds) >= SEEDS):
+        return ""
+    if None not in seeds:
+        return f" ({len(seeds)} seed{'s' * (len(seeds) > 1)})"
+    return f" ({len(seeds) - seeds.count(None)} of {len(seeds)} seeds)"
+
+
 def duration(seconds: float) -> str:
-    """A time for people.
+    """A readable time.
 
     >>> duration(42), duration(1500), duration(7000), duration(400_000)
     ('42 s', '25 min', '1.9 h', '4.6 days')
@@ -168,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def places(axes: Sequence[str], row: dict[str, Any]) -> str:
-    """Where a row stands: the values of its axes.
+    """The values of a row's axes.
 
     >>> places(("attention", "heads"), {"attention": "hyla", "heads": 4, "mean": 1.0})
     'hyla, heads 4'

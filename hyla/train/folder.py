@@ -1,6 +1,6 @@
 """The run folder: all that a run leaves behind, and what it goes on from after an interruption.
 
-config.json    the configuration, and the environment in which the folder was created
+config.json    the configuration, the environment in which the folder was created, a random id
 metrics.jsonl  records; on the same machine an interrupted run leaves the same bytes as a whole one
 log.jsonl      events with their times; lines are only ever added
 checkpoints/   the newest few; each says how long metrics.jsonl was
@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import node
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
@@ -167,7 +168,7 @@ class RunFolder:
 
     def set_environment(self, environment: dict[str, Any]) -> None:
         """Records another environment in config.json, for those who go on with the run."""
-        self._write(CONFIG, {"config": read_config(self.path)[0], "environment": environment})
+        self._write(CONFIG, read_object(self.path / CONFIG) | {"environment": environment})
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         text = to_json(values, indent=2) + "\n"
@@ -196,7 +197,8 @@ class RunFolder:
         config, environment = json.loads(to_json(config)), json.loads(to_json(environment))
         is_new = not (self.path / CONFIG).exists()
         if is_new:
-            self._write(CONFIG, {"config": config, "environment": environment})
+            identity = {"id": token_hex(8)}
+            self._write(CONFIG, identity | {"config": config, "environment": environment})
         else:
             there, then = read_config(self.path)
             _check_same(self.path, there, config)

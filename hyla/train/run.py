@@ -5,12 +5,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hyla.files import without_nan
+from hyla.records import SCHEMA
 from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
 from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
@@ -265,6 +267,8 @@ class Run:
             measured = {"evaluation": evaluation if end["diverged_at"] is None else None}
             members.append({"member": number} | member.to_dict() | end | measured)
         summary: dict[str, Any] = {
+            "schema": SCHEMA,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "state": state,
             "step": self.step,
             "steps": self.config.steps,

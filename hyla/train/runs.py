@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,16 @@ def list_runs(root: Path) -> list[RunState]:
     ...     list_runs(Path(folder))
     []
     """
-    found = []
-    for place, folders, _ in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    return [read_state(path) for path in folders(root)]
+
+
+def folders(root: Path) -> Iterator[Path]:
+    """The paths of run folders in a folder and those inside it."""
+    for place, names, _ in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith("."))
         if _is_run(Path(place)):
-            folders.clear()
-            found.append(read_state(Path(place)))
-    return found
+            names.clear()
+            yield Path(place)
 
 
 def _is_run(path: Path) -> bool:
@@ -131,16 +134,12 @@ def _last_recorded_step(path: Path) -> int:
         return 0
 
 
-def trained_on(path: Path) -> list[str]:
-    """The devices that made progress, by the log of a run; kept models have none."""
-    log, device, found = path / LOG, None, []
-    for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
-        with suppress(ValueError, AttributeError):  # a torn line, or not one of ours
-            event = json.loads(line)
-            device = event.get("environment", {}).get("device", device)
-            if event.get("event") == "saved" and isinstance(device, str):
-                found.append(device)
-    return list(dict.fromkeys(found))
+def read_id(path: Path) -> str:
+    """Return the random id of a run, which tells it from repetitions of its configuration."""
+    found = read_object(path / CONFIG).get("id")
+    if not isinstance(found, str) or not found:
+        raise bad_value(f"{path / CONFIG}: id", repr(found), "the id of a run")
+    return found
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,78 +1,86 @@
-"""What a run has learned: the models of a run folder."""
+"""Load trained models from run folders and from the package."""
 
-import shutil
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
+from torch import Tensor
+
+from hyla import pretrained
 from hyla.errors import bad_value
-from hyla.files import new_file, read_object, to_json
+from hyla.layers import member as one_member
 from hyla.layers import replace_parameter
 from hyla.model import Transformer, build
-from hyla.train.checkpoint import Checkpoint, load, paths, save, step_of
+from hyla.train.checkpoint import Checkpoint, load, paths, step_of
 from hyla.train.config import RunConfig
-from hyla.train.runs import CHECKPOINTS, CONFIG, METRICS, METRICS_BYTES, SUMMARY, read_config
+from hyla.train.runs import CHECKPOINTS, CONFIG, read_config
 
-PARAMETERS = "parameters."  # before their names in a checkpoint
-ORIGIN = "origin"  # in the summary of a folder that keeps some members: where they come from
+PARAMETERS = "parameters."  # prefix of their names in a checkpoint
 
 
-def load_run(path: Path | str, step: int | None = None) -> tuple[RunConfig, Transformer]:
-    """The configuration of a run and its members, stacked, as they are in its newest checkpoint.
+def load_run(name_or_path: Path | str, step: int | None = None) -> tuple[RunConfig, Transformer]:
+    """Load the configuration of a run and all its members, stacked along the population axis.
 
-    step: of an older checkpoint that is still there. A damaged one is refused.
-    `hyla.member(population, m)` is member m by itself, an ordinary model.
+    name_or_path: a run folder, or the name of a packaged model (see `hyla.pretrained`). An existing
+        path takes precedence over a name.
+    step: load the checkpoint of this step instead of the newest one.
+
+    A damaged checkpoint raises an error. Parameters stored in half precision become float32.
+    `load_member` and `hyla.load` return a single member.
+
+    >>> config, population = load_run("sraven-hyla")
+    >>> config.task_name, config.model.heads, len(config.members)
+    ('sraven', 16, 1)
+    >>> population.norm.weight.shape, population.norm.weight.dtype
+    (torch.Size([1, 128]), torch.float32)
     """
-    config, found = _read(Path(path), step)
+    config, found = _read(_folder(name_or_path), step)
     population = build(config.model, seed=0)
     for name, _ in list(population.named_parameters()):
-        replace_parameter(population, name, found.tensors[PARAMETERS + name], True)
+        value = _at_least_float32(found.tensors[PARAMETERS + name])
+        replace_parameter(population, name, value, requires_grad=True)
     return config, population
 
 
-def keep_members(path: Path, members: Sequence[int], target: Path, origin: dict[str, Any]) -> None:
-    """Copies what some members of a finished run have learned into a small run folder of its own.
+def load_member(
+    name_or_path: Path | str, member: int = 0, step: int | None = None
+) -> tuple[RunConfig, Transformer]:
+    """Load the configuration of a run and one member as an ordinary model in eval mode.
 
-    All that reads run folders reads it: their configuration, summary and parameters are there, but
-    neither metrics nor what would be needed to train on. A folder that is there is replaced.
+    Takes the same `name_or_path` and `step` as `load_run`.
 
-    origin: what the summary shall say of where they come from.
+    >>> config, model = load_member("fuzzy-softmax")
+    >>> config.members[0].seed, model.config.kind, model.training
+    (0, 'softmax', False)
     """
-    config, found = _read(path, None)
-    environment, summary = read_config(path)[1], read_object(path / SUMMARY)
-    kept = replace(config, members=tuple(config.members[m] for m in members))
-    parameters = {n: x[list(members)] for n, x in found.tensors.items() if n.startswith(PARAMETERS)}
-    summary["members"] = [summary["members"][m] | {"member": i} for i, m in enumerate(members)]
-    summary[ORIGIN] = origin
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".", dir=target.parent) as place:
-        folder = Path(place, target.name)
-        (folder / CHECKPOINTS).mkdir(parents=True)
-        (folder / METRICS).touch()
-        save(folder / CHECKPOINTS, found.step, parameters, {METRICS_BYTES: 0})
-        _write(folder / SUMMARY, summary)
-        _write(folder / CONFIG, {"config": kept.to_dict(), "environment": environment})
-        if target.exists():
-            shutil.rmtree(target)
-        folder.rename(target)
+    config, population = load_run(name_or_path, step)
+    if not 0 <= member < len(config.members):
+        expected = f"a whole number from 0 to {len(config.members) - 1}"
+        raise bad_value("member", member, expected)
+    return config, one_member(population, member).eval()
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
-    with new_file(path, overwrite=True) as handle:
-        handle.write((to_json(values, indent=2) + "\n").encode())
+def _folder(name_or_path: Path | str) -> Path:
+    path = Path(name_or_path)
+    if path.exists():
+        return path
+    if str(name_or_path) in pretrained.NAMES:
+        return pretrained.folder(str(name_or_path))
+    names = ", ".join(pretrained.NAMES)
+    expected = f"the folder of a run or the name of a packaged model ({names})"
+    raise bad_value(str(name_or_path), "neither", expected)
 
 
 def _read(path: Path, step: int | None) -> tuple[RunConfig, Checkpoint]:
     if not (path / CONFIG).is_file():
-        given = f"one without {CONFIG}" if path.exists() else "nothing there"
-        raise bad_value(str(path), given, "the folder of a run")
+        raise bad_value(str(path), f"one without {CONFIG}", "the folder of a run")
     config = RunConfig.from_dict(read_config(path)[0])
-    there = {step_of(file): file for file in paths(path / CHECKPOINTS)}
-    chosen = max(there, default=None) if step is None else step
-    if chosen is None or chosen not in there:
-        steps = ", ".join(map(str, there)) or "none"
+    available = {step_of(file): file for file in paths(path / CHECKPOINTS)}
+    chosen = max(available, default=None) if step is None else step
+    if chosen is None or chosen not in available:
+        steps = ", ".join(map(str, available)) or "none"
         expected = "a run with a checkpoint" if step is None else f"one with that of step {step}"
         raise bad_value(str(path), f"checkpoints of these steps: {steps}", expected)
-    return config, load(there[chosen])
+    return config, load(available[chosen])
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.element_size() < 4 else x

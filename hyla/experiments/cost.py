@@ -1,0 +1,57 @@
+"""A rough estimate of what trainings cost on this machine."""
+
+import time
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from hyla.experiments.rows import trainings_left
+from hyla.experiments.spec import Plan, Point
+from hyla.train.config import Member, RunConfig, sraven_run
+from hyla.train.placement import find_devices
+from hyla.train.population import Population
+from hyla.train.store import Store
+
+TIMED_STEPS = 3
+
+
+def seconds_left(points: list[Point], plan: Plan, store: Store, device: str = "auto") -> float:
+    """Estimate the training time of everything that is missing, without evaluations."""
+    work = sum(
+        trainings_left(point, plan, store) * point.config.steps * step_flops(point.config)
+        for point in points
+        if point.config is not None
+    )
+    return work / flops_per_second(device) if work else 0.0
+
+
+def step_flops(config: RunConfig) -> float:
+    """Count the floating-point operations of one step of one member, forward and backward."""
+    model, tokens = config.model, config.tokens
+    inner = model.heads * model.head_size
+    projections = 4 * model.width * inner + 2 * model.width * model.hidden_size
+    attention = 2 * tokens * inner * (2 if model.kind.startswith("hyla") else 1)
+    per_token = model.layers * (projections + attention)
+    return 6.0 * per_token * tokens * config.batch
+
+
+@cache
+def flops_per_second(device: str) -> float:
+    """Time a few steps of the paper's SRAVEN model, uncompiled; on a GPU of twelve at once."""
+    place = find_devices(device, "fp32")[0]
+    members = 12 if place.type == "cuda" else 1
+    config = sraven_run(tuple(Member(seed) for seed in range(members)))
+    population = Population(replace(config, steps=2000), range(members), place, compiled=False)
+    population.advance()
+    _wait(place)
+    start = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        population.advance()
+    _wait(place)
+    return TIMED_STEPS * members * step_flops(config) / (time.perf_counter() - start)
+
+
+def _wait(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)

@@ -1,0 +1,1 @@
+"""The paper's tables and figures, a file for each or for a few that belong together."""

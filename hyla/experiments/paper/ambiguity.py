@@ -1,0 +1,43 @@
+"""Table 2 and figure 15: ambiguity, ceilings and numbers of tasks, from the exact solver."""
+
+from hyla.experiments.analyses import AMBIGUITY, AMBIGUOUS, POSSIBLE, TASKS
+from hyla.experiments.spec import Claim, Experiment, Figure, Point, at_most
+from hyla.tasks.sraven import SravenConfig
+
+# Percent of ambiguous instances in the paper, by (features, values).
+PAPER = {(4, 4): (6.42, 0.38), (4, 8): (0.32, 0.09), (4, 16): (0.05, 0.03)}
+SETTINGS = ((2, 8), (3, 8), (4, 4), (4, 8), (4, 16), (5, 8))
+PAPER_LIMIT = 0.5  # percent: "less than half a percent of the problem instances"
+
+AMBIGUITY_EXPERIMENT = Experiment(
+    name="ambiguity",
+    title="SRAVEN: ambiguity and ceilings, from the exact solver",
+    where="table 2 and figure 15",
+    points=lambda: [
+        Point(
+            {"features": features, "values": values},
+            analyses=(AMBIGUITY,),
+            paper=PAPER.get((features, values)),
+            task=SravenConfig(features=features, values=values),
+        )
+        for features, values in SETTINGS
+    ],
+    axes=("features", "values"),
+    figures=(
+        Figure(
+            "measures",
+            "Ambiguous instances and ceilings in percent (held-out: for whom all combinations are "
+            "possible); numbers of tasks and instances",
+            x="features",
+            y="values",
+        ),
+        Figure("lines", "Number of tasks", "features", TASKS, "values", percent=False),
+        Figure("lines", "Number of instances", "features", POSSIBLE, "values", percent=False),
+    ),
+    claims=(
+        Claim(
+            "Less than half a percent of the instances is ambiguous",
+            (at_most(PAPER_LIMIT, {"features": 4, "values": 8}, AMBIGUOUS),),
+        ),
+    ),
+)

@@ -1,0 +1,152 @@
+"""One training and its key, by which its result is found.
+
+A key is a hash of the fields that differ from the table `INTRODUCED`. The table holds the value of
+each field when it was introduced, and its lines never change. So neither a new default nor a new
+field with its introduction value changes a stored key.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any, Self
+
+from hyla.attention.variants import BUILT_IN_KINDS, KINDS
+from hyla.model import ModelConfig
+from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.sraven import SravenConfig
+from hyla.train.config import TASKS, Member, RunConfig
+
+ALWAYS = object()  # part of every key
+# To add a field, add the value that earlier trainings had. Never change an existing line.
+INTRODUCED: dict[str, Any] = {
+    "task": ALWAYS,
+    "fuzzy_logic.variables": 4,
+    "fuzzy_logic.terms": 2,
+    "fuzzy_logic.examples": 32,
+    "fuzzy_logic.held_out": 0.7,
+    "fuzzy_logic.unknown": 0.25,
+    "fuzzy_logic.split_seed": -1,
+    "sraven.features": 4,
+    "sraven.values": 8,
+    "sraven.held_out": 0.25,
+    "sraven.permute": True,
+    "sraven.split_seed": -1,
+    "model.input_size": ALWAYS,
+    "model.output_size": ALWAYS,
+    "model.inputs": "continuous",
+    "model.layers": 4,
+    "model.width": 128,
+    "model.heads": 16,
+    "model.head_size": 4,
+    "model.kind": "hyla",
+    "model.activation": "relu",
+    "model.causal": False,
+    "model.positions": "t5",
+    "model.buckets": 36,
+    "model.feed_forward": "mlp",
+    "model.hidden_size": 256,
+    "model.experts": 4,
+    "model.top_k": 2,
+    "model.tied": False,
+    "steps": ALWAYS,
+    "batch": 128,
+    "precision": ALWAYS,
+    "decay_head_biases": False,
+    "splits": ALWAYS,
+    "evaluation_instances": 51_200,
+    "seed": ALWAYS,
+    "learning_rate": ALWAYS,
+    "weight_decay": ALWAYS,
+    "warmup": ALWAYS,
+}
+
+
+def digest(description: Mapping[str, Any]) -> str:
+    """Hash a description to 16 hexadecimal digits."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def describe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the fields that differ from their introduction values."""
+    for name in values:
+        if name not in INTRODUCED:
+            raise LookupError(
+                f"{name}: unknown field. Add it to INTRODUCED in hyla/train/training.py with the "
+                "value that earlier trainings had."
+            )
+    found = {
+        name: float(value) if isinstance(INTRODUCED[name], float) else value
+        for name, value in values.items()
+    }
+    return {name: value for name, value in found.items() if value != INTRODUCED[name]}
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that decides the result of one training, except for rounding.
+
+    Logging and evaluation intervals, device and kernels are not part of it.
+
+    >>> from hyla.train.config import sraven_run
+    >>> run = sraven_run((Member(seed=0), Member(seed=1)))
+    >>> one, other = (Training.of(run, member) for member in run.members)
+    >>> one.key == other.key
+    False
+    """
+
+    task: FuzzyLogicConfig | SravenConfig
+    model: ModelConfig
+    member: Member
+    steps: int
+    batch: int
+    precision: str
+    decay_head_biases: bool
+    splits: tuple[str, ...]
+    evaluation_instances: int
+
+    @classmethod
+    def of(cls, config: RunConfig, member: Member, precision: str | None = None) -> Self:
+        """Make the training of one member of a run, perhaps with another precision."""
+        names = [field.name for field in fields(cls) if field.name != "member"]
+        shared = {name: getattr(config, name) for name in names}
+        shared |= {"precision": precision} if precision else {}
+        return cls(member=member, **shared)
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What is hashed: a flat dictionary without the fields that have introduction values."""
+        model = asdict(self.model) | {"kind": _identity(self.model.kind)}
+        member = asdict(self.member)
+        member |= {name: float(member[name]) for name in ("learning_rate", "weight_decay")}
+        rest = ("steps", "batch", "precision", "decay_head_biases", "evaluation_instances")
+        return describe(
+            describe_task(self.task)
+            | {f"model.{name}": value for name, value in model.items()}
+            | {name: getattr(self, name) for name in rest}
+            | {"splits": sorted(self.splits)}
+            | member
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """The hash, the same on every machine."""
+        return digest(self.description)
+
+
+def describe_task(task: FuzzyLogicConfig | SravenConfig) -> dict[str, Any]:
+    """Describe a task, as part of a description."""
+    name = next(name for name, kind in TASKS.items() if isinstance(task, kind))
+    values = describe({f"{name}.{field}": value for field, value in asdict(task).items()})
+    return {"task": name} | values
+
+
+def _identity(kind: str) -> Any:
+    """Identify a built-in kind by its name, any other by its parts."""
+    if kind in BUILT_IN_KINDS:
+        return kind
+    parts = asdict(KINDS[kind])
+    del parts["title"]
+    return parts
