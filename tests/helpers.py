@@ -79,7 +79,8 @@ def run(config: RunConfig, path: Path, **options: Any) -> dict[str, Any]:
 
 def timeless(summary: dict[str, Any]) -> dict[str, Any]:
     """A summary without what differs from one run to the next."""
-    return {k: v for k, v in summary.items() if k not in ("seconds", "instances_per_second")}
+    differing = ("date", "seconds", "instances_per_second")
+    return {k: v for k, v in summary.items() if k not in differing}
 
 
 def assert_uniform(counts: list[int]) -> None:

@@ -185,7 +185,7 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
         ("train fuzy --steps 3", "command: unknown name 'fuzy'. Did you mean 'fuzzy'"),
         ("train --steps 3", "command: expected one of sraven, fuzzy, got nothing"),
         ("--list", "command: expected one of .*reproduce.*, got nothing"),
-        ("analyse --member 1", "PATH: expected the folder of the run, got nothing"),
+        ("analyse --member 1", "PATH: expected a run folder, or the name of .*, got nothing"),
         ("sraven show --values 2", "values: expected from 3"),
         ("sraven show --split hold-out", "split: unknown name .* Did you mean 'held_out'"),
         ("sraven show --index -1", "index: expected a whole number from 0"),

@@ -20,7 +20,7 @@ import torch
 from hyla import files
 from hyla.train.checkpoint import path_of, paths, step_of
 from hyla.train.folder import RunFolder, RunFolderError
-from hyla.train.runs import list_runs
+from hyla.train.runs import list_runs, read_id
 
 CONFIG = {"steps": 40, "members": [{"seed": seed, "rate": 0.1} for seed in range(3)]}
 ENVIRONMENT = {"torch": "2.11", "device": "cpu"}
@@ -53,10 +53,12 @@ def train(path: Path, until: int = STEPS, torn: bytes = b"") -> list[str]:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """All that is a function of the configuration."""
+    """All that is a function of the configuration: not the id."""
     names = ["config.json", "metrics.jsonl", "summary.json"]
     names += [f"checkpoints/{one.name}" for one in (path / "checkpoints").iterdir()]
-    return {name: (path / name).read_bytes() for name in names}
+    found = {name: (path / name).read_bytes() for name in names}
+    identity = f'"id": "{read_id(path)}"'.encode()
+    return found | {"config.json": found["config.json"].replace(identity, b"")}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -90,7 +92,19 @@ def test_metrics_and_summary_are_json_without_nan(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary == {"state": "finished", "total": STEPS * (STEPS + 1) / 2, "bad": None}
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config == {"config": CONFIG, "environment": ENVIRONMENT}
+    assert config == {"id": read_id(tmp_path), "config": CONFIG, "environment": ENVIRONMENT}
+
+
+def test_the_id_identifies_a_run(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with pytest.raises(Killed):
+            train(tmp_path / name, 23)
+    identity = read_id(tmp_path / "one")
+    assert identity != read_id(tmp_path / "other")
+    with RunFolder.open(tmp_path / "one", CONFIG, ENVIRONMENT) as folder:
+        folder.set_environment(ENVIRONMENT | {"torch": "2.13"})
+    train(tmp_path / "one")  # resumes
+    assert read_id(tmp_path / "one") == identity
 
 
 def test_resuming_takes_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from sklearn.kernel_ridge import KernelRidge
 from test_fuzzy_logic import by_loops
 
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.analyses import fuzzy_reader
+from hyla.experiments.paper.readers import fuzzy_reader
 from hyla.experiments.rows import SPLITS, all_rows
 from hyla.experiments.run import Options, run_experiment
 from hyla.tasks import fuzzy_readers

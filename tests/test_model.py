@@ -192,7 +192,7 @@ def test_the_last_tokens_alone_with_a_cache() -> None:
     config = ModelConfig(input_size=3, output_size=2, width=12, heads=3, causal=True, layers=2)
     model = build(config, seed=0).double()
     x = torch.randn(2, 11, 3, dtype=torch.float64)
-    cache = model.new_cache(7)
+    cache = model.new_cache(11)
     first = model(x[:, :5], cache=cache, last=2)
     second = model(x[:, 5:], cache=cache, last=3)
     torch.testing.assert_close(torch.cat((first, second), 1), model(x)[:, [3, 4, 8, 9, 10]])

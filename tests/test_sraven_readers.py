@@ -14,8 +14,8 @@ from torch import Tensor
 import hyla
 from hyla.analysis import arithmetic_answers, kept_answers
 from hyla.analysis.answers import best_symbols, judge_answers
+from hyla.analysis.baselines import BY_RULE
 from hyla.experiments import EXPERIMENTS
-from hyla.experiments.analyses import BY_RULE
 from hyla.experiments.run import Options, run_experiment
 from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig
 from hyla.tasks.sraven_readers import READERS, read

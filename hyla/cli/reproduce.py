@@ -17,7 +17,6 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Plan, Row
 from hyla.experiments import publish as publishing
-from hyla.experiments.cost import seconds_left
 from hyla.experiments.rows import choose, missing, place_name, rows, trainings_left
 from hyla.experiments.run import (
     RESULTS,
@@ -26,6 +25,7 @@ from hyla.experiments.run import (
     check_packages,
     is_complete,
     run_experiment,
+    seconds_left,
 )
 from hyla.experiments.spec import HELD_OUT, VALIDATION_LOSS
 from hyla.processes import Job, run_all, told

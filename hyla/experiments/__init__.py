@@ -15,25 +15,11 @@ from hyla.experiments.paper.sraven import (
 )
 from hyla.experiments.spec import Claim, Experiment, Figure, Plan, Point, Row
 
-EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
-        ABLATION,
-        FUZZY_LOGIC,
-        READERS_FUZZY,
-        WIDTH,
-        DEPTH,
-        HEADS_EXPERIMENT,
-        FEATURES,
-        HELD_OUT_FRACTION,
-        READERS_SRAVEN,
-        AMBIGUITY_EXPERIMENT,
-        CODES_FUZZY,
-        CODES_SRAVEN,
-        CODES_DEPTH,
-        DEMO,
-        DEMO_CODES,
-    )
-}
+_ALL = (
+    ABLATION, FUZZY_LOGIC, READERS_FUZZY, WIDTH, DEPTH, HEADS_EXPERIMENT, FEATURES,
+    HELD_OUT_FRACTION, READERS_SRAVEN, AMBIGUITY_EXPERIMENT, CODES_FUZZY, CODES_SRAVEN, CODES_DEPTH,
+    DEMO, DEMO_CODES,
+)  # fmt: skip
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment", "Figure", "Plan", "Point", "Row"]

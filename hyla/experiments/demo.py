@@ -1,11 +1,9 @@
 """What `make reproduce` shows on two CPU cores: the paper's first claim, on a reduced task.
 
-Fuzzy logic with 3 variables instead of 4, 16 examples, 60 % of the functions held out, models of
-width 32. The task was chosen among four that were tried with 12 models each (3 learning rates, 4
-seeds, 6000 steps of 64 sequences): HYLA was best on held-out functions on two of them (16
-examples, 30 and 60 % held out), as good as softmax attention with 24 examples, and learned a
-SRAVEN of 2 features more slowly than softmax attention. The learning rate was the best of the three
-for every kind, on functions of training and on held-out ones.
+The task was chosen among four, with 12 models each (3 learning rates, 4 seeds, 6000 steps of 64
+sequences): HYLA was best on two of them (16 examples, 30 and 60 % held out), as good as softmax
+attention with 24 examples, and slower on a SRAVEN of 2 features. The learning rate is the best of
+the three for every kind.
 """
 
 from dataclasses import replace
@@ -63,9 +61,8 @@ DEMO = Experiment(
         ),
     ),
     is_demo=True,
-    note="Three variables, 16 examples, models of width 32, one learning rate, chosen in a sweep "
-    "of four reduced tasks: on two of them HYLA was best, on one level with softmax attention, on "
-    "one slower. It shows that the effect exists, not how large it is in the paper's setting.",
+    note="Three variables, 16 examples, width 32, one learning rate; chosen among four reduced "
+    "tasks, on two of which HYLA was best. It shows that the effect exists, not how large it is.",
 )
 DEMO_CODES = demo_codes(
     lambda: [Point({"kind": kind}, run(kind), OF_CODES) for kind in THREE],

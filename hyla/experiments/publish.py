@@ -60,17 +60,14 @@ def _analysed_of(
     points: Sequence[Point], trained: Sequence[Trained], local: Store
 ) -> list[Analysed]:
     """Select the analyses of these trainings, and of the data of these points."""
-    keys, found = {one.key for one in trained}, {}
     seeds = range(max([2, *(one.description["seed"] for one in trained)]) + 1)
-    for point in points:
-        task = point.task if point.config is None else point.config.task
-        keys_here = keys | {digest(describe_task(task) | {"seed": seed}) for seed in seeds}
-        for analysis in point.analyses:
-            for one in local.analysed:
-                same = (one.analysis, one.settings) == (analysis.name, analysis.settings)
-                if same and one.key in keys_here:
-                    found[id(one)] = one
-    return list(found.values())
+    tasks = (point.task if point.config is None else point.config.task for point in points)
+    keys = {one.key for one in trained}
+    keys |= {digest(describe_task(task) | {"seed": seed}) for task in tasks for seed in seeds}
+    wanted = [(one.name, one.settings) for point in points for one in point.analyses]
+    return [
+        one for one in local.analysed if one.key in keys and (one.analysis, one.settings) in wanted
+    ]
 
 
 def export(experiments: Iterable[Experiment], results: Path) -> list[Path]:

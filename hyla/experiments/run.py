@@ -21,10 +21,12 @@ from hyla.experiments.rows import (
     points_of,
     rows,
     subjects,
+    trainings_left,
 )
 from hyla.experiments.spec import Analysis, Experiment, Plan, Point, Row
 from hyla.records import append_records
 from hyla.train.config import Member, RunConfig
+from hyla.train.cost import flops_per_second, step_flops
 from hyla.train.loop import train
 from hyla.train.placement import find_devices
 from hyla.train.run import TimeUp
@@ -189,6 +191,16 @@ def unanalysed(
                     "one that was trained here (use --own)",
                 )
             yield analysis, (found[seed],), key, found[seed].run
+
+
+def seconds_left(points: Sequence[Point], plan: Plan, store: Store, device: str = "auto") -> float:
+    """Estimate the training time of everything that is missing, without evaluations."""
+    work = sum(
+        trainings_left(point, plan, store) * point.config.steps * step_flops(point.config)
+        for point in points
+        if point.config is not None
+    )
+    return work / flops_per_second(device) if work else 0.0
 
 
 def is_complete(point: Point, plan: Plan, store: Store) -> bool:

@@ -16,7 +16,6 @@ Axes = Mapping[str, Any]  # names of numbers and texts
 HELD_OUT, IN_DISTRIBUTION, UNKNOWN = "held out", "in distribution", "unknown terms"
 PER_FEATURE = "held out, per feature"
 TRAINING_LOSS, VALIDATION_LOSS = "training loss", "validation loss"
-CEILING = "ceiling"
 
 SEEDS = 3  # of every point, as in the paper
 AS_DESCRIBED = "as_described"  # the preset that follows the text of the paper

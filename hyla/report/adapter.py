@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hyla.experiments.spec import CEILING, Point, Row
+from hyla.analysis.baselines import CEILING
+from hyla.experiments.spec import Point, Row
 from hyla.statistics import Sample
 from hyla.train.training import INTRODUCED
 

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from hyla.analysis import baselines
 from hyla.attention.variants import KINDS
-from hyla.experiments.analyses import SOLVER
-from hyla.experiments.spec import Claim, Contrast, Experiment, Figure, Point, above
+from hyla.experiments.spec import Analysis, Claim, Contrast, Experiment, Figure, Point, above
 from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
 FUZZY_GRID = grid([0], [1e-3, 3e-3], [0.03, 0.1], [100])
 SRAVEN_GRID = grid([0], [1e-3, 3e-4], [0.1, 0.3], [1000])
+SOLVER = Analysis("solver", "data", {"instances": 16_384}, baselines.solver)
 FUZZY, SRAVEN = "fuzzy logic", "SRAVEN"
 
 # Kind, feed-forward layer; the paper's mean and standard error for fuzzy logic and SRAVEN.

@@ -1,7 +1,7 @@
 """Table 2 and figure 15: ambiguity, ceilings and numbers of tasks, from the exact solver."""
 
-from hyla.experiments.analyses import AMBIGUITY, AMBIGUOUS, POSSIBLE, TASKS
-from hyla.experiments.spec import Claim, Experiment, Figure, Point, at_most
+from hyla.analysis.baselines import AMBIGUOUS, POSSIBLE, TASKS, ambiguity
+from hyla.experiments.spec import Analysis, Claim, Experiment, Figure, Point, at_most
 from hyla.tasks.sraven import SravenConfig
 
 # Percent of ambiguous instances in the paper, by (features, values).
@@ -16,7 +16,7 @@ AMBIGUITY_EXPERIMENT = Experiment(
     points=lambda: [
         Point(
             {"features": features, "values": values},
-            analyses=(AMBIGUITY,),
+            analyses=(Analysis("ambiguity", "task", {"instances": 65_536}, ambiguity),),
             paper=PAPER.get((features, values)),
             task=SravenConfig(features=features, values=values),
         )

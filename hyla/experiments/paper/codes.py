@@ -40,11 +40,16 @@ DEEP: list[Axes] = [{"kind": "softmax", "millions": millions} for millions in MI
 LAYERS, DEEP_LAYERS = 4, 16
 EARLY = "Early layers tell more of the answer's value"
 IN_WORDS = {
-    ("fixed", "context"): "inputs of the context fixed, query varied",
-    ("fixed", "query"): "query fixed, context varied",
-    ("keys", "self"): "last token to itself",
-    ("keys", "row"): "last token to itself and the two panels before",
+    "context": "inputs of the context fixed, query varied",
+    "query": "query fixed, context varied",
+    "self": "last token to itself",
+    "row": "last token to itself and the two panels before",
 }
+
+
+def _in_words(way: Way) -> str:
+    (choice,) = way.values()
+    return IN_WORDS[choice]
 
 
 def _analysis(way: Way) -> Analysis:
@@ -102,13 +107,9 @@ RELATED_ARE_SIMILAR = tuple(
 )
 
 
-def _told(way: Way) -> str:
-    return ", ".join(IN_WORDS[place] for place in way.items())
-
-
 def maps_of(colours: Sequence[str], way: Way) -> list[Figure]:
     """A map of the codes for each of these labels."""
-    title = f"t-SNE of the codes, {_told(way)}, by"
+    title = f"t-SNE of the codes, {_in_words(way)}, by"
     where = {"what": "map", **way}
     return [Figure("scatter", f"{title} {name}", y=name, where=where) for name in colours]
 
@@ -121,7 +122,7 @@ def decoding_figure(title: str, way: Way, caption: str, what: str = "decoding") 
 
 def explained_figure(way: Way) -> Figure:
     """How much of the codes each label explains, in each layer."""
-    title = f"Percent of the variance of codes that a label explains, {_told(way)}"
+    title = f"Percent of the variance of codes that a label explains, {_in_words(way)}"
     where = {"what": "explained", **way}
     caption = "On held-out tasks; undefined where the codes do not vary."
     return Figure("bars", title, "label", EXPLAINED, "kind", "layer", where=where, caption=caption)
@@ -134,14 +135,14 @@ def term_figures() -> list[Figure]:
         '"all" is the mean over terms. In term n, variable j is negated unless bit j of n is set, '
         "counted from 0."
     )
-    found = [decoding_figure(title + _told(way), way, caption) for way in FIXED]
+    found = [decoding_figure(title + _in_words(way), way, caption) for way in FIXED]
     found += [explained_figure(way) for way in FIXED]
     return [*found, *maps_of(("target", "function", "term 1", "term 2"), FIXED[0])]
 
 
 def rule_figures(way: Way) -> list[Figure]:
     """Decoding of rules, maps and matrices, for some keys."""
-    title = f"fitted to tasks of training, on held-out ones; {_told(way)}"
+    title = f"fitted to tasks of training, on held-out ones; {_in_words(way)}"
     caption = (
         '"all" is the mean over rules. The last slot shows the last of its sorted rules, so '
         "constant only where all are: without such a held-out task it has no F1."
@@ -160,7 +161,7 @@ def rule_figures(way: Way) -> list[Figure]:
         explained_figure(way),
         *maps_of(("rule", "target"), way),
         *(
-            Figure("matrix", f"{text}; {_told(way)}", facet="kind", where={"what": what, **way})
+            Figure("matrix", f"{text}; {_in_words(way)}", facet="kind", where={"what": what, **way})
             for what, text in matrices.items()
         ),
     ]
@@ -170,7 +171,7 @@ def layer_figures(way: Way, keys: str) -> list[Figure]:
     """F1 of all classes in each layer, and what explains the codes. keys: in few words."""
 
     def bars(title: str, x: str, y: str, facet: str, **where: str) -> Figure:
-        caption = f"On held-out tasks; {_told(way)}."
+        caption = f"On held-out tasks; {_in_words(way)}."
         return Figure("bars", title, x, y, "millions", facet, {**where, **way}, caption=caption)
 
     return [

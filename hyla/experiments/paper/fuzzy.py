@@ -67,6 +67,12 @@ UNSOLVED = tuple(
 )
 
 
+def _over_examples(title: str, measure: str, colour: str, *, percent: bool = True) -> Figure:
+    return Figure(
+        "lines", title, "examples", measure, colour, "held_out", percent=percent, log=True
+    )  # fmt: skip
+
+
 def r2_over_examples(colour: str) -> tuple[Figure, ...]:
     """The R2 of each split over the number of examples, a panel for each fraction held out."""
     measures = {
@@ -74,10 +80,7 @@ def r2_over_examples(colour: str) -> tuple[Figure, ...]:
         IN_DISTRIBUTION: "R2 on functions of training",
         UNKNOWN: "R2 on functions of unknown terms",
     }
-    return tuple(
-        Figure("lines", title, "examples", measure, colour, "held_out", log=True)
-        for measure, title in measures.items()
-    )
+    return tuple(_over_examples(title, measure, colour) for measure, title in measures.items())
 
 
 FUZZY_LOGIC = Experiment(
@@ -88,16 +91,7 @@ FUZZY_LOGIC = Experiment(
     axes=("kind", "examples", "held_out"),
     figures=(
         *r2_over_examples("kind"),
-        Figure(
-            "lines",
-            "Training loss",
-            "examples",
-            TRAINING_LOSS,
-            "kind",
-            "held_out",
-            percent=False,
-            log=True,
-        ),
+        _over_examples("Training loss", TRAINING_LOSS, "kind", percent=False),
     ),
     claims=(
         Claim(

@@ -1,12 +1,25 @@
 """Baselines that are no models: what instances give away without training."""
 
-from hyla.experiments.analyses import fuzzy_reader, sraven_reader
+from hyla.analysis import baselines
 from hyla.experiments.paper.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, r2_over_examples
 from hyla.experiments.paper.sraven import FEATURE_NUMBERS
-from hyla.experiments.spec import HELD_OUT, IN_DISTRIBUTION, Experiment, Figure, Point
+from hyla.experiments.spec import HELD_OUT, IN_DISTRIBUTION, Analysis, Experiment, Figure, Point
 from hyla.tasks import fuzzy_readers, sraven_readers
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
+
+
+def fuzzy_reader(reader: str) -> Analysis:
+    """A baseline, on as many instances as models are evaluated on."""
+    settings = {"reader": reader, "instances": 16_000}
+    return Analysis("fuzzy reader", "data", settings, baselines.fuzzy_reader)
+
+
+def sraven_reader(reader: str) -> Analysis:
+    """The same for SRAVEN."""
+    settings = {"reader": reader, "instances": 51_200}
+    return Analysis("sraven reader", "data", settings, baselines.sraven_reader)
+
 
 READERS_FUZZY = Experiment(
     name="readers",

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hyla.experiments.analyses import SOLVER
-from hyla.experiments.paper.ablation import SRAVEN_GRID
+from hyla.experiments.paper.ablation import SOLVER, SRAVEN_GRID
 from hyla.experiments.spec import (
     HELD_OUT,
     IN_DISTRIBUTION,

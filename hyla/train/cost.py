@@ -1,4 +1,4 @@
-"""A rough estimate of what trainings cost on this machine."""
+"""Estimate roughly what trainings cost on this machine."""
 
 import time
 from dataclasses import replace
@@ -6,24 +6,11 @@ from functools import cache
 
 import torch
 
-from hyla.experiments.rows import trainings_left
-from hyla.experiments.spec import Plan, Point
 from hyla.train.config import Member, RunConfig, sraven_run
 from hyla.train.placement import find_devices
 from hyla.train.population import Population
-from hyla.train.store import Store
 
 TIMED_STEPS = 3
-
-
-def seconds_left(points: list[Point], plan: Plan, store: Store, device: str = "auto") -> float:
-    """Estimate the training time of everything that is missing, without evaluations."""
-    work = sum(
-        trainings_left(point, plan, store) * point.config.steps * step_flops(point.config)
-        for point in points
-        if point.config is not None
-    )
-    return work / flops_per_second(device) if work else 0.0
 
 
 def step_flops(config: RunConfig) -> float:

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hyla.experiments.spec import CEILING, HELD_OUT, IN_DISTRIBUTION, UNKNOWN, Analysis
 from hyla.tasks import fuzzy_readers, sraven_readers
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
@@ -18,7 +17,8 @@ from hyla.tasks.sraven_stats import (
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.store import Entry
 
-BY_RULE = "feature_accuracy_by_rule"
+CEILING, BY_RULE = "ceiling", "feature_accuracy_by_rule"
+SPLITS = {"held out": "held_out", "in distribution": "train", "unknown terms": "unknown"}
 TASKS, LAID_OUT = "log10 of tasks", "log10 of tasks, laid out"
 POSSIBLE = "log10 of possible instances"
 AMBIGUOUS = "ambiguous"
@@ -28,11 +28,10 @@ def _instances(count: int) -> range:
     return range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + count)
 
 
-def _solver(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
-    """What the exact solver gets right of held-out instances, if all combinations are possible.
+def solver(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
+    """Measure the exact solver on held-out instances, with all combinations possible.
 
-    The accuracy is a ceiling. That of the features which a rule governs may be exceeded, at the
-    cost of others.
+    Its accuracy is a ceiling; that of the features of one rule is not.
     """
     found = statistics(task, "held_out", instances, prior="all", seed=seed)
     by_rule: dict[str, float | None] = {
@@ -41,27 +40,20 @@ def _solver(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
     return [Entry(measures={CEILING: 100 * found.ceiling.value}, details={"solver": by_rule})]
 
 
-SOLVER = Analysis("solver", "data", {"instances": 16_384}, _solver)
-
-
-def _fuzzy_reader(task: FuzzyLogicConfig, seed: int, reader: str, instances: int) -> list[Entry]:
-    splits = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
+def fuzzy_reader(task: FuzzyLogicConfig, seed: int, reader: str, instances: int) -> list[Entry]:
+    """Measure the R2 of a baseline on fuzzy logic."""
     measures: dict[str, float | None] = {}
-    for name, split in splits.items():
+    for name, split in SPLITS.items():
         r2 = fuzzy_readers.explained(reader, task, split, _instances(instances), seed)
         measures[name] = 100 * float(r2.double().mean())
     return [Entry(measures=measures)]
 
 
-def fuzzy_reader(reader: str) -> Analysis:
-    """A baseline on fuzzy logic, on as many instances as models are evaluated on."""
-    return Analysis("fuzzy reader", "data", {"reader": reader, "instances": 16_000}, _fuzzy_reader)
-
-
-def _sraven_reader(task: SravenConfig, seed: int, reader: str, instances: int) -> list[Entry]:
+def sraven_reader(task: SravenConfig, seed: int, reader: str, instances: int) -> list[Entry]:
+    """Measure the accuracy of a baseline on SRAVEN, and of its single features by rule."""
     measures: dict[str, float | None] = {}
     by_rule: dict[str, float | None] = {}
-    for name, split in ((HELD_OUT, "held_out"), (IN_DISTRIBUTION, "train")):
+    for name, split in list(SPLITS.items())[:2]:
         batch = Sraven(task, seed).batch(split, _instances(instances))
         answers = sraven_readers.read(reader, batch.panels, task)
         right_BK = answers.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
@@ -70,20 +62,14 @@ def _sraven_reader(task: SravenConfig, seed: int, reader: str, instances: int) -
     return [Entry(measures=measures, details={BY_RULE: by_rule})]
 
 
-def sraven_reader(reader: str) -> Analysis:
-    """A baseline on SRAVEN, on as many instances as models are evaluated on."""
-    settings = {"reader": reader, "instances": 51_200}
-    return Analysis("sraven reader", "data", settings, _sraven_reader)
-
-
 def _percent_by_rule(right_BK: Tensor, rules_BK: Tensor) -> dict[str, float | None]:
     """Of the features that each rule governs; None if there are none."""
     by_rule = {name: right_BK[rules_BK == rule] for rule, name in enumerate(RULES)}
     return {name: 100 * float(x.mean()) if len(x) else None for name, x in by_rule.items()}
 
 
-def _ambiguity(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
-    """How many instances have several answers, and how many are solved at most."""
+def ambiguity(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
+    """Measure how many instances have several answers, and how many can be solved at most."""
     found = statistics(task, "all", instances, seed=seed)
     held_out = statistics(task, "held_out", instances, prior="all", seed=seed)
     estimates: dict[str, Any] = {
@@ -102,6 +88,3 @@ def _ambiguity(task: SravenConfig, seed: int, instances: int) -> list[Entry]:
     errors = {name: 100 * one.standard_error for name, one in estimates.items()}
     logarithms = {name: math.log10(count) for name, count in counts.items()}
     return [Entry(measures=measures | logarithms, errors=errors)]
-
-
-AMBIGUITY = Analysis("ambiguity", "task", {"instances": 65_536}, _ambiguity)
