@@ -126,7 +126,7 @@ def test_without_a_checkpoint_everything_begins_again(tmp_path: Path) -> None:
         train(tmp_path, EVERY - 1)
     with RunFolder.open(tmp_path, CONFIG, ENVIRONMENT) as folder:
         assert folder.resumed is None
-        assert folder.messages == ["no checkpoint to go on from: starting at the beginning"]
+        assert folder.messages == ["no checkpoint: starting at step 0"]
         folder.append_metrics([])
         assert not (tmp_path / "metrics.jsonl").read_bytes()
 

@@ -281,6 +281,8 @@ def _show_list(chosen: Sequence[Experiment], options: Options, json: bool) -> No
     console.print(table)
     text = "Hours are a rough estimate from three training steps, uncompiled, timed just now."
     console.print(text, soft_wrap=True)
+    for problem in store.problems:
+        tell(problem)
 
 
 def _print_rows(experiment: Experiment, options: Options) -> None:

@@ -242,7 +242,7 @@ class RunFolder:
             self._metrics_bytes = self.resumed.metadata[METRICS_BYTES]
             self.messages.append(f"going on from step {step}")
         else:
-            self.messages.append("no checkpoint to go on from: starting at the beginning")
+            self.messages.append("no checkpoint: starting at step 0")
 
     def _read_summary(self) -> None:
         try:
