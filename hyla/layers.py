@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from hyla import products
 from hyla.errors import bad_value
 
 # Standard deviation of a standard normal variable cut off at -2 and 2.
@@ -55,8 +56,12 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, for each member with its own weights if there is a population axis."""
     if weight.ndim == 2:
+        if products.suits(x, weight):
+            return products.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
         return F.linear(x, weight, bias)
     check_population(x, weight)
+    if weight.shape[0] == 1 and x.device.type == "cpu":
+        return linear(x[0], weight[0], None if bias is None else bias[0]).unsqueeze(0)
     x_MND = x.flatten(1, -2)
     # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
     single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)

@@ -143,10 +143,3 @@ def test_populations_of_several_sizes_are_each_compiled(monkeypatch: pytest.Monk
         population.advance()
     assert [len(part.active) for part in parts] == [2, 1]
     torch.testing.assert_close(torch.cat([part.loss_sum for part in parts]), whole.loss_sum)
-
-
-def test_fewer_members_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_run("sraven")
-    everything = placement.members_that_fit(config)
-    monkeypatch.setattr(placement.os, "sysconf", lambda name: 1)
-    assert (everything, placement.members_that_fit(config)) == (3, 1)

@@ -3,6 +3,7 @@
 import gc
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -307,13 +308,13 @@ def test_validation_takes_tasks_of_training_at_addresses_of_its_own(
 ) -> None:
     population = Population(tiny_run("sraven"), range(3), CPU, compiled=False)
     seen: list[tuple[str, int, int]] = []
-    numbers = population.objective.numbers
+    batch = population.objective.task.batch
 
-    def record(model: torch.nn.Module, split: str, index: torch.Tensor) -> torch.Tensor:
+    def record(split: str, index: torch.Tensor) -> Any:
         seen.append((split, int(index.min()), int(index.max())))
-        return numbers(model, split, index)
+        return batch(split, index)
 
-    monkeypatch.setattr(population.objective, "numbers", record)
+    monkeypatch.setattr(population.objective.task, "batch", record)
     for split in ("validation", "train", "held_out"):
         population.evaluate(split, 13)
     assert seen == [

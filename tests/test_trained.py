@@ -144,7 +144,10 @@ def test_a_packaged_model_reaches_its_published_measure(name: str) -> None:
     index = torch.arange(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + instances)
     with torch.no_grad():
         numbers_BS = torch.cat(
-            [objective.numbers(population, "held_out", part)[0] for part in index.split(batch)]
+            [
+                objective.numbers(population, objective.task.batch("held_out", part))[0]
+                for part in index.split(batch)
+            ]
         )
     measure = MAIN_MEASURES[config.task_name]
     found = objective.measures(numbers_BS.sum(dim=0).tolist(), instances)[measure]

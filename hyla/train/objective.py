@@ -5,7 +5,7 @@ Measures are made from sums over instances, so that they can be accumulated over
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,17 +25,15 @@ class SravenObjective:
     def __init__(self, config: SravenConfig, seeds: Sequence[int], device: torch.device) -> None:
         self.task = Sraven(config, seeds, device=device)
 
-    def loss(self, population: Transformer, index: Tensor) -> Tensor:
-        """The training loss of each member on these instances, `[M]`."""
-        batch = self.task.batch("train", index)
+    def loss(self, population: Transformer, batch: SravenBatch) -> Tensor:
+        """The training loss of each member on a batch, `[M]`."""
         return self._cross_entropy(self._logits(population, batch), batch).mean(dim=(-1, -2))
 
-    def numbers(self, population: Transformer, split: str, index: Tensor) -> Tensor:
+    def numbers(self, population: Transformer, batch: SravenBatch) -> Tensor:
         """For each instance what is to be summed, `[M, B, S]`."""
-        batch = self.task.batch(split, index)
         logits_MBKF = self._logits(population, batch)
         right_MBK = feature_accuracy(logits_MBKF, batch.targets)
-        rules = torch.arange(len(RULES), device=index.device)
+        rules = torch.arange(len(RULES), device=right_MBK.device)
         governs_MBKR = batch.target_rules.unsqueeze(-1) == rules
         has_MBR, right_MB1 = governs_MBKR.any(dim=-2), right_MBK.all(dim=-1, keepdim=True)
         numbers = (
@@ -103,14 +101,12 @@ class FuzzyLogicObjective:
     ) -> None:
         self.task = FuzzyLogic(config, seeds, device=device)
 
-    def loss(self, population: Transformer, index: Tensor) -> Tensor:
-        """The training loss of each member on these instances, `[M]`."""
-        batch = self.task.batch("train", index)
+    def loss(self, population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
+        """The training loss of each member on a batch, `[M]`."""
         return (self._predictions(population, batch) - batch.query_target).square().mean(dim=-1)
 
-    def numbers(self, population: Transformer, split: str, index: Tensor) -> Tensor:
+    def numbers(self, population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
         """For each instance what is to be summed, `[M, B, S]`."""
-        batch = self.task.batch(split, index)
         predictions, target = self._predictions(population, batch), batch.query_target.double()
         error = (predictions - target).square()
         numbers = (error, r2(predictions, batch), target, target.square())
@@ -130,7 +126,21 @@ class FuzzyLogicObjective:
         return _at_least_float32(population(inputs, last=1))[..., 0, 0]
 
 
-Objective = SravenObjective | FuzzyLogicObjective
+class Objective(Protocol):
+    """What a population needs of a task."""
+
+    task: Any
+    sums: int
+
+    def loss(self, population: Transformer, batch: Any) -> Tensor:
+        """The training loss of each member on a batch, `[M]`."""
+
+    def numbers(self, population: Transformer, batch: Any) -> Tensor:
+        """For each instance what is to be summed, `[M, B, S]`."""
+
+    @staticmethod
+    def measures(sums: Sequence[float], instances: int) -> Measures:
+        """The measures of a member from its sums."""
 
 
 def make_objective(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hyla import products
 from hyla.attention.layer import MultiHeadAttention
 from hyla.layers import LayerNorm
 
@@ -67,6 +68,15 @@ def adamw_(
     sizes: from `step_sizes`. decayed_P: which parameters weight decay acts on.
     """
     rate_M1, shrink_M1, correction = sizes
+    if products.has_adamw(parameters_MP):
+        rates, shrinks = rate_M1[:, 0].tolist(), shrink_M1[:, 0].tolist()
+        for member in active_M.nonzero()[:, 0].tolist():
+            products.adamw_(
+                parameters_MP[member], moments.first[member], moments.second[member],
+                gradients_MP[member], decayed_P, beta1=BETA1, beta2=BETA2, epsilon=EPSILON,
+                rate=rates[member], shrink=shrinks[member], root=float(correction),
+            )  # fmt: skip
+        return
     active_M1 = active_M.unsqueeze(-1)
     first = torch.lerp(gradients_MP, moments.first, BETA1)
     second = torch.lerp(gradients_MP.square(), moments.second, BETA2)

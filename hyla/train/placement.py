@@ -103,34 +103,13 @@ def choose_placement(
     if members_at_once is None and same_devices and _is_count(recorded.get("members_at_once")):
         members_at_once = recorded["members_at_once"]
     if members_at_once is None:
-        members_at_once = members if on_gpu else members_that_fit(config)
+        members_at_once = members
     members_at_once = min(members_at_once, members)
     if compiled is None and same_devices and isinstance(recorded.get("compiled"), bool):
         compiled = recorded["compiled"]
     if compiled is None:
         compiled = on_gpu or _worth_compiling(config, members_at_once)
     return Placement(devices, compiled, members_at_once)
-
-
-def members_that_fit(config: RunConfig) -> int:
-    """How many members may be trained at once in half of the free memory of this machine."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not a system that says
-        return len(config.members)
-    return min(len(config.members), max(1, free // 2 // step_bytes(config)))
-
-
-def step_bytes(config: RunConfig) -> int:
-    """About how much memory one member needs for a step, without compilation.
-
-    The factors are measured: 0.32 GB for the paper's SRAVEN model.
-    """
-    model = config.model
-    experts = model.experts if model.feed_forward == "moe" else 1
-    numbers = 5 * config.tokens * model.heads + 4 * model.heads * model.head_size
-    numbers += 6 * model.width + 2 * model.hidden_size * experts
-    return 4 * numbers * config.batch * config.tokens * model.layers
 
 
 def _is_count(value: object) -> bool:

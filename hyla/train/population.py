@@ -4,7 +4,8 @@ Shapes: M members, B instances of a batch, P parameters of a member, S sums that
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,7 +44,8 @@ class Population:
     """The members `which` of a run, stacked along the population axis.
 
     `advance` trains one step: data, forward, backward, optimiser. On CUDA, after `rehearse` and
-    `capture`, it replays a graph and never waits for the device. All state is in tensors that
+    `capture`, it replays a graph and never waits for the device. On a CPU the members take turns
+    within a step, so that what one of them needs stays in the cache. All state is in tensors that
     change in place; `state` gives them by name, the members along the first axis, and `load` sets
     them.
     """
@@ -55,6 +57,9 @@ class Population:
         members = [config.members[m] for m in which]
         self.objective = make_objective(config.task, [m.seed for m in members], device)
         self.model, self.parameters = flat_population(config, which, device)
+        self.alone: Transformer | None = None  # the one whose turn it is
+        if device.type == "cpu" and len(members) > 1:
+            self.alone, self.its_parameters = flat_population(config, which[:1], device)
         self.decayed = _decay_mask(self.model, config.decay_head_biases)
         self.moments = Moments(torch.zeros_like(self.parameters), torch.zeros_like(self.parameters))
 
@@ -78,6 +83,7 @@ class Population:
             len(members), self.objective.sums, dtype=torch.float64, device=device
         )
         self._loss, self._sizes = self._compile(self._loss_of), self._compile(self._sizes_now)
+        self._loss_alone = self._compile(self._loss_of_one)
         self._learn = self._compile(self._update)
         self._step = Replayed(self._one_step, device)
         self._evaluations: dict[str, Replayed] = {}
@@ -160,19 +166,48 @@ class Population:
     def _one_step(self) -> None:
         with arithmetic(self.config.precision, self.device):
             index = self.step * self.config.batch + self.offsets
-            loss_M = self._loss(index)
-            scaled = (loss_M * self.scale).sum()
-            gradients = torch.autograd.grad(scaled, list(self.model.parameters()))
+            if self.alone is None:
+                loss_M = self._loss(index)
+                gradients = self._gradients(self.model, loss_M, self.scale)
+            else:
+                loss_M, gradients = self._in_turn(index)
             with torch.no_grad():
                 self._learn(loss_M.detach(), gradients, self._sizes())
 
+    def _in_turn(self, index_B: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        losses, gradients = [], []
+        for turn, (model, batch) in enumerate(self._turns("train", index_B)):
+            loss = self._loss_alone(batch)
+            losses.append(loss.detach())
+            gradients.append(self._gradients(model, loss, self.scale[turn : turn + 1]))
+        return torch.cat(losses), [torch.cat(each) for each in zip(*gradients, strict=True)]
+
+    def _turns(self, tasks: str, index_B: Tensor) -> Iterator[tuple[Transformer, Any]]:
+        """Give each member its turn: `alone` has its parameters, the batch is its own."""
+        assert self.alone is not None
+        batch = self.objective.task.batch(tasks, index_B)
+        for turn in range(len(self.parameters)):
+            self.its_parameters.copy_(self.parameters[turn : turn + 1])
+            yield self.alone, _part(batch, turn)
+
+    @staticmethod
+    def _gradients(model: Transformer, loss_M: Tensor, scale_M: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad((loss_M * scale_M).sum(), list(model.parameters()))
+
     def _loss_of(self, index_B: Tensor) -> Tensor:
-        half = HALVES.get(self.config.precision)
+        with self._autocast(HALVES.get(self.config.precision)):
+            return self.objective.loss(self.model, self.objective.task.batch("train", index_B))
+
+    def _loss_of_one(self, batch: Any) -> Tensor:
+        assert self.alone is not None
+        with self._autocast(HALVES.get(self.config.precision)):
+            return self.objective.loss(self.alone, batch)
+
+    def _autocast(self, half: torch.dtype | None) -> AbstractContextManager[Any]:
+        # Around a forward alone: in the backward each operation has the precision of its forward.
         if half is None:
-            return self.objective.loss(self.model, index_B)
-        # Not around the backward, where each operation has the precision of its forward.
-        with torch.autocast(self.device.type, half, cache_enabled=False):
-            return self.objective.loss(self.model, index_B)
+            return nullcontext()
+        return torch.autocast(self.device.type, half, cache_enabled=False)
 
     def _sizes_now(self) -> tuple[Tensor, Tensor, Tensor]:
         rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps)
@@ -204,9 +239,7 @@ class Population:
         # In fp16 a number that is too large would be a member that has diverged: rather in tf32.
         with (
             arithmetic(self.config.precision, self.device),
-            torch.autocast(
-                self.device.type, half, enabled=half == torch.bfloat16, cache_enabled=False
-            ),
+            self._autocast(half if half == torch.bfloat16 else None),
         ):
             self._add_sums(split)
 
@@ -214,7 +247,11 @@ class Population:
     def _add_sums(self, split: str) -> None:
         index_B = self.next_instance + self.offsets
         tasks = "train" if split == VALIDATION else split
-        numbers_MBS = self.objective.numbers(self.model, tasks, index_B)
+        numbers = self.objective.numbers
+        if self.alone is None:
+            numbers_MBS = numbers(self.model, self.objective.task.batch(tasks, index_B))
+        else:
+            numbers_MBS = torch.cat([numbers(*turn) for turn in self._turns(tasks, index_B)])
         counted = (index_B < self.end_instance).unsqueeze(-1)
         self.sums.add_(torch.where(counted, numbers_MBS, 0.0).sum(dim=1))
         self.next_instance.add_(self.config.batch)
@@ -292,6 +329,12 @@ def flat_population(
         replace_parameter(population, name, part, requires_grad=True)
         start = end
     return population, matrix_MP
+
+
+def _part(batch: Any, member: int) -> Any:
+    """The batch of one member, which keeps the population axis."""
+    tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
+    return replace(batch, **{name: x[member : member + 1] for name, x in tensors.items()})
 
 
 def rows(parts: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,245 @@
+"""Libraries of compiled code: shipped with the package, or built at the first use and cached.
+
+Nothing is looked for at import. Where no library can be had, `load` says so once, on stderr, and
+the caller does without.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
+
+PACKAGE = Path(__file__).parent
+SOURCES = {"products": PACKAGE / "products.cpp"}
+PREBUILT = PACKAGE / "_native"
+FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math", "-w"),
+)
+COMPILE_SECONDS = 600
+# What a processor must have, by /proc/cpuinfo, to run a library built for a level of x86-64.
+VARIANTS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
+    "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"},
+}
+
+
+class BuildError(Exception):
+    """Why a library cannot be built, and what to do about it."""
+
+
+_lock = threading.RLock()
+_libraries: dict[str, ctypes.CDLL | None] = {}
+_reports: dict[str, dict[str, Any]] = {}
+
+
+def load(name: str) -> ctypes.CDLL | None:
+    """Return a library of `SOURCES`, or None; `describe` gives the reason.
+
+    A prebuilt library for this processor comes first, then the cache, then the compiler.
+    """
+    with _lock:
+        if name not in _libraries:
+            report: dict[str, Any] = {"prebuilt": None, "path": None, "reason": None}
+            _reports[name] = report
+            _libraries[name] = _load(name, report)
+        return _libraries[name]
+
+
+def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
+    for variant in supported_variants():
+        path = PREBUILT / f"{name}-{variant}.so"
+        if path.is_file():
+            with contextlib.suppress(OSError):
+                library = ctypes.CDLL(str(path))
+                report |= {"prebuilt": variant, "path": str(path)}
+                return library
+    try:
+        path = build(name)
+        library = ctypes.CDLL(str(path))
+    except (BuildError, OSError) as error:
+        report["reason"] = str(error)
+        _say(f"no CPU kernels: {error}. The slower reference is used.")
+        return None
+    report["path"] = str(path)
+    return library
+
+
+def build(name: str, march: str = "native") -> Path:
+    """Return the path of a library compiled for a processor; compile it if it is not cached.
+
+    march: as the compiler's -march; `native` is this processor.
+    """
+    source, command = SOURCES[name], compiler()
+    if command is None:
+        raise BuildError("no C++ compiler found; install g++ or set CXX")
+    arguments = [*command, *FLAGS, f"-march={march}"]
+    identity = [source.read_text(), *arguments, compiler_version(), *processor()]
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:20]
+    path = cache_folder() / f"{name}-{march}-{key}.so"
+    if _intact(path):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    except OSError as error:
+        folder = _temporary_folder()
+        _say(f"cannot write to {path.parent} ({error.strerror}), so the CPU kernels are")
+        path = folder / path.name
+        if _intact(path):
+            return path
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so")
+    os.close(handle)
+    try:
+        _compile(source, arguments, Path(temporary))
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def _compile(source: Path, arguments: list[str], path: Path) -> None:
+    _say(f"compiling the CPU kernels with {arguments[0]}, once (about 10 s)")
+    try:
+        done = subprocess.run(
+            [*arguments, str(source), "-o", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{arguments[0]} failed ({error}); install g++ 12 or newer") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise BuildError(f"{arguments[0]} failed ({lines[0].strip()}); install g++ 12 or newer")
+    # A checksum after the library: loading one cut short could kill the process.
+    with path.open("r+b") as file:
+        checksum = hashlib.sha256(file.read()).digest()
+        file.write(checksum)
+
+
+def _intact(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+@contextlib.contextmanager
+def using(name: str, library: ctypes.CDLL | None) -> Iterator[None]:
+    """Replace a library within a `with` block; for tests."""
+    with _lock:
+        before = dict(_libraries)
+        _libraries[name] = library
+    try:
+        yield
+    finally:
+        with _lock:
+            _libraries.clear()
+            _libraries.update(before)
+
+
+def describe() -> dict[str, Any]:
+    """Return what is known of compiler, cache and libraries; build nothing.
+
+    >>> sorted(describe())
+    ['cache', 'compiler', 'libraries', 'variants', 'version']
+    """
+    command = compiler()
+    return {
+        "compiler": None if command is None else shlex.join(command),
+        "version": None if command is None else compiler_version(),
+        "cache": str(cache_folder()),
+        "variants": supported_variants(),
+        "libraries": {name: dict(report) for name, report in _reports.items()},
+    }
+
+
+def cache_folder() -> Path:
+    """Return the folder for compiled libraries."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "hyla"
+
+
+def compiler() -> list[str] | None:
+    """Return the command of the C++ compiler: $CXX, g++ or clang++; None without one."""
+    candidates = [shlex.split(os.environ.get("CXX", "")), ["g++"], ["clang++"]]
+    for command in candidates:
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def compiler_version() -> str:
+    """Return the first line that the compiler says of itself."""
+    command = compiler()
+    if command is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout.splitlines() or [""])[0]
+
+
+@cache
+def processor() -> tuple[str, ...]:
+    """Return machine, model and vendor of the processor, and its flags."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+    flags = sorted(found.get("flags", "").split())
+    model = found.get("model name", platform.processor())
+    return platform.machine(), model, found.get("vendor_id", ""), *flags
+
+
+def vendor() -> str:
+    """Return the maker of the processor, such as AuthenticAMD."""
+    return processor()[2]
+
+
+def supported_variants() -> list[str]:
+    """Return the levels of x86-64 that this processor runs, the highest first."""
+    found: list[str] = []
+    flags = set(processor()[3:])
+    needed: set[str] = set()
+    for variant in reversed(VARIANTS):
+        needed = needed | VARIANTS[variant]
+        if needed <= flags:
+            found.insert(0, variant)
+    return found
+
+
+@cache
+def _temporary_folder() -> Path:
+    # Removed at exit: the object is kept by its finalizer alone.
+    folder = tempfile.TemporaryDirectory(prefix="hyla-")
+    _kept.append(folder)
+    return Path(folder.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"hyla: {message}\n")

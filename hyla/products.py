@@ -1,0 +1,161 @@
+"""Linear layers and AdamW in C++, for CPUs on which PyTorch's float32 products are slow.
+
+PyTorch multiplies float32 matrices with MKL, which takes slow paths on processors that are not
+Intel's: on an AMD EPYC (Zen 5) it reached 237 GFLOP/s where products.cpp reaches 490. Elsewhere,
+and without a compiler, PyTorch's own are used.
+
+Shapes: N rows, K inputs, E outputs, P parameters.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hyla import native
+
+SMALLEST = 2**18  # N * K * E; calling a library costs more than it saves below
+INTEL = "GenuineIntel"
+
+
+def suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` is the faster way for these tensors."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() * weight.shape[0] >= SMALLEST
+        and not torch.is_autocast_enabled("cpu")
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and is_available()
+    )
+
+
+# The compiler does not follow the search for a library.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_available() -> bool:
+    """Whether this processor profits and the library can be loaded."""
+    return native.vendor() != INTEL and _library() is not None
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = native.load("products")
+    if library is not None:
+        numbers, pointer, count = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+        library.hyla_linear.argtypes = (numbers, *[count] * 3, *[pointer] * 4)
+        library.hyla_linear_backward.argtypes = (numbers, *[count] * 3, *[pointer] * 6)
+        library.hyla_adamw.argtypes = (numbers, count, *[pointer] * 5, *[ctypes.c_float] * 6)
+    return library
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("no memory for the panels of a matrix product")
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+@torch.library.custom_op("hyla::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W^T + b from x `[N, K]` and W `[E, K]`."""
+    x, weight = x.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    library = _library()
+    assert library is not None
+    pointers = map(_pointer, (x, weight, bias, y))
+    _check(library.hyla_linear(torch.get_num_threads(), *y.shape, x.shape[1], *pointers))
+    return y
+
+
+@linear.register_fake
+def _(x, weight, bias):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@torch.library.custom_op("hyla::linear_backward", mutates_args=())
+def linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, need_x: bool, need_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of x, W and b; those that are not needed are empty."""
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
+    dx = torch.empty_like(x) if need_x else x.new_empty(0)
+    dbias = x.new_empty(weight.shape[0] if need_bias else 0)
+    dweight = torch.empty_like(weight)
+    library = _library()
+    assert library is not None
+    results = (dx if need_x else None, dweight, dbias if need_bias else None)
+    pointers = map(_pointer, (grad, x, weight, *results))
+    sizes = (*grad.shape, x.shape[1])
+    _check(library.hyla_linear_backward(torch.get_num_threads(), *sizes, *pointers))
+    return dx, dweight, dbias
+
+
+@linear_backward.register_fake
+def _(grad, x, weight, need_x, need_bias):  # type: ignore[no-untyped-def]
+    dx = x.new_empty(x.shape if need_x else 0)
+    return dx, weight.new_empty(weight.shape), x.new_empty(weight.shape[0] if need_bias else 0)
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.has_bias = bias is not None
+
+
+def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+    need_x, need_bias = ctx.needs_input_grad[0], ctx.has_bias
+    dx, dweight, dbias = linear_backward(grad, *ctx.saved_tensors, need_x, need_bias)
+    return dx if need_x else None, dweight, dbias if need_bias else None
+
+
+def _setup_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:3])
+    ctx.needs = inputs[3:]
+
+
+def _second(ctx, ddx, ddweight, ddbias):  # type: ignore[no-untyped-def]
+    """Differentiate dx = g W, dW = g^T x and db = sum g, in plain PyTorch."""
+    grad, x, weight = ctx.saved_tensors
+    need_x, need_bias = ctx.needs
+    dgrad = x @ ddweight.mT
+    dgrad = dgrad + ddx @ weight.mT if need_x else dgrad
+    dgrad = dgrad + ddbias if need_bias else dgrad
+    return dgrad, grad @ ddweight, grad.mT @ ddx if need_x else None, None, None
+
+
+linear.register_autograd(_backward, setup_context=_setup)
+linear_backward.register_autograd(_second, setup_context=_setup_second)
+
+
+def has_adamw(parameters: Tensor) -> bool:
+    """Whether `adamw_` can take these parameters; a compiler makes one pass of it by itself."""
+    on_cpu = parameters.device.type == "cpu" and parameters.dtype == torch.float32
+    return on_cpu and not torch.compiler.is_compiling() and _library() is not None
+
+
+def adamw_(
+    parameters: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradients: Tensor,
+    decayed: Tensor,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    rate: float,
+    shrink: float,
+    root: float,
+) -> None:
+    """Do a step of AdamW on one contiguous row `[P]`, in place; see `hyla.train.optimiser`."""
+    library = _library()
+    assert library is not None
+    rows = map(_pointer, (parameters, first, second, gradients, decayed))
+    numbers = (beta1, beta2, epsilon, rate, shrink, root)
+    library.hyla_adamw(torch.get_num_threads(), parameters.numel(), *rows, *numbers)
