@@ -61,7 +61,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     check_population(x, weight)
     if weight.shape[0] == 1 and x.device.type == "cpu":
-        return linear(x[0], weight[0], None if bias is None else bias[0]).unsqueeze(0)
+        # Not x[0], whose gradient is first filled with zeros.
+        bias = None if bias is None else bias.squeeze(0)
+        return linear(x.squeeze(0), weight.squeeze(0), bias).unsqueeze(0)
     x_MND = x.flatten(1, -2)
     # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
     single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
@@ -129,6 +131,9 @@ class LayerNorm(nn.LayerNorm):
         if self.weight.ndim == 1:
             return super().forward(x)
         check_population(x, self.weight)
+        if self.weight.shape[0] == 1:
+            weight, bias = self.weight.squeeze(0), self.bias.squeeze(0)
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
         shape = (-1, *[1] * (x.ndim - 2), x.shape[-1])
         normal = F.layer_norm(x, self.normalized_shape, eps=self.eps)
         return normal * self.weight.view(shape) + self.bias.view(shape)

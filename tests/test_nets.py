@@ -93,7 +93,10 @@ ROWS = json.loads((Path(__file__).parent / "nets-rows.json").read_text())
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "signs"])
 def test_published_rows(name: str) -> None:
-    """Every number that was published before is what the store gives; `signs` was dropped."""
+    """Every number that was published before is still there; `signs` was dropped.
+
+    A row may have more seeds now, after those it had.
+    """
     store = Store.open(None, Path(__file__).parents[1] / "results")
     rows = all_rows(EXPERIMENTS[name], store)
     assert len(rows) == len(ROWS[name])
@@ -102,10 +105,12 @@ def test_published_rows(name: str) -> None:
         (row,) = (row for row in rows if row.is_at(axes))
         for measure, values in before.get("measures", {}).items():
             per_seed = values if isinstance(values, list) else [values]
-            assert row.measures[measure].per_seed == tuple(per_seed)
+            assert row.measures[measure].per_seed[: len(per_seed)] == tuple(per_seed)
+            count = len(per_seed)
         if before.get("mean") is not None:
-            assert row.main.mean == pytest.approx(before["mean"], rel=1e-12)
+            main = replace(row.main, per_seed=row.main.per_seed[:count])
+            assert main.mean == pytest.approx(before["mean"], rel=1e-12)
             known = before["standard_error"]
-            assert row.main.standard_error == (known and pytest.approx(known, rel=1e-9))
+            assert main.standard_error == (known and pytest.approx(known, rel=1e-9))
         if row.setting is not None and "hyperparameters" in before:
             assert vars(row.setting) == before["hyperparameters"] | {"seed": 0}

@@ -29,14 +29,15 @@ def got(published: list[Trained], local: list[Trained]) -> str:
     return found.run
 
 
-def test_published_comes_before_local_and_pinned_before_older() -> None:
+def test_published_comes_before_local_and_a_later_line_changes_nothing() -> None:
     older = made(POINT, SETTING, 0, run="older", date="2026-01-01", held_out=0.1)
     newer = made(POINT, SETTING, 0, run="newer", date="2026-03-01", held_out=0.9)
     here = Path("runs/x")
-    assert got([newer, older], []) == got([older, newer], []) == "older"
+    assert got([newer, older], []) == "newer"  # the date does not count: it was published first
+    assert got([older, newer], []) == "older"
     assert got([], [replace(newer, path=here), replace(older, path=here)]) == "older"
     assert got([newer], [replace(older, path=here)]) == "newer"
-    assert got([replace(newer, pinned=True), older], []) == "newer"
+    assert got([older, replace(newer, pinned=True)], []) == "newer"
 
 
 def test_published_comes_before_local_of_another_precision() -> None:
@@ -49,9 +50,10 @@ def test_published_comes_before_local_of_another_precision() -> None:
 
 
 def test_repetitions_in_one_run_are_told_apart_by_their_member() -> None:
-    twice = [made(POINT, SETTING, 0, member=n, held_out=n / 10) for n in (1, 0)]
-    found = store(*twice).get(training())
-    assert found == twice[1]
+    here = Path("runs/x")
+    twice = [made(POINT, SETTING, 0, member=n, held_out=n / 10, path=here) for n in (1, 0)]
+    assert store(local=twice).get(training()) == twice[1]
+    assert store(*twice).get(training()) == twice[0]
 
 
 def test_the_members_of_a_run_are_trainings(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path: Path, name: str, damage: 
         path.write_text(json.dumps(values | {damage: 99}))
     found = Store.open(tmp_path, None)
     assert [one.path for one in found.local] == [tmp_path / "good"]
-    (problem,) = found.problems
+    (problem,) = found.problems.values()
     assert str(tmp_path / "bad") in problem
     assert "\n" not in problem
 

@@ -17,7 +17,7 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Plan, Row
 from hyla.experiments import publish as publishing
-from hyla.experiments.rows import choose, missing, place_name, rows, trainings_left
+from hyla.experiments.rows import DEFAULT_PLAN, choose, missing, place_name, rows, trainings_left
 from hyla.experiments.run import (
     RESULTS,
     RUNS,
@@ -80,7 +80,7 @@ def reproduce(
         setting: Use this setting instead of a search, such as 3e-4,0.3,1000.
         choose_by: Choose the setting by the validation loss, or by held-out results as the paper.
         precision: Precision of matrix products. By default tf32 on a GPU and fp32 on a CPU, and
-            published results of any precision but fp64 count.
+            existing results of any precision but fp64 count.
         tiny: A few steps of tiny models: tests that everything works.
         members: Train at most this many models at once, to save memory.
         processes: Train this many points at once, each in its own process.
@@ -88,7 +88,7 @@ def reproduce(
         device: auto, cpu, cuda (all GPUs) or one such as cuda:1.
         runs: Folder of the run folders.
         results: Folder of published results.
-        publish: Add the finished trainings to the published results, train nothing.
+        publish: Add the finished trainings to the published results; train nothing.
         list: Show all experiments, what is missing and what it costs here.
         json: Print JSON only.
     """
@@ -98,10 +98,16 @@ def reproduce(
             raise bad_value(name, count, "a whole number of at least 1")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
-    if publish and (tiny or own or list):
-        raise bad_value("publish", "--publish with --tiny, --own or --list", "--publish alone")
+    if not (results.is_dir() or publish or (results == RESULTS and not results.exists())):
+        raise bad_value("results", str(results), "the folder of published results")
+    plan = _plan(seeds, search_seeds, setting, choose_by, precision)
+    if tiny and setting:
+        raise bad_value("setting", f"{setting!r} with --tiny", "none: tiny runs have four steps")
+    if publish and (tiny or own or list or plan != DEFAULT_PLAN):
+        expected = "no other option but --only, --runs and --results"
+        raise bad_value("publish", "--publish with others", expected)
     options = Options(
-        _plan(seeds, search_seeds, setting, choose_by, precision), runs,
+        plan, runs,
         None if own else results, _wanted(only), tiny, device, members,
         None if time_limit is None else time.monotonic() + 60 * time_limit,
     )  # fmt: skip
@@ -175,6 +181,7 @@ def _run(chosen: Sequence[Experiment], options: Options, processes: int, json: b
         find_devices(options.device, options.plan.precision or "fp32")
     made: dict[str, list[Row]] = {}
     for experiment in chosen:
+        _announce(experiment, options)
         try:
             if processes > 1:
                 _in_processes(experiment, options, processes, quiet=json)
@@ -196,8 +203,15 @@ def _run(chosen: Sequence[Experiment], options: Options, processes: int, json: b
             {name: [publishing.as_json(row) for row in found] for name, found in made.items()}
         )
     else:
-        for problem in options.store().problems:
+        for problem in options.store().problems.values():
             tell(problem)
+
+
+def _announce(experiment: Experiment, options: Options) -> None:
+    store = options.store()
+    left = sum(trainings_left(p, options.plan, store) for p in options.points(experiment))
+    if left and not options.tiny:
+        tell(f"{experiment.name}: {left} trainings are missing (--list estimates the hours)")
 
 
 def _watcher(quiet: bool) -> Callable[[], Watcher]:
@@ -239,7 +253,7 @@ def _one_point(experiment: str, name: str, options: Options, threads: int, quiet
 
 def _publish(chosen: Sequence[Experiment], options: Options, json: bool) -> None:
     assert options.results is not None
-    added = publishing.publish(chosen, options.runs, options.results)
+    added = publishing.publish(chosen, options.runs, options.results, options.only)
     if json:
         write_json(added)
         return
@@ -281,22 +295,27 @@ def _show_list(chosen: Sequence[Experiment], options: Options, json: bool) -> No
     console.print(table)
     text = "Hours are a rough estimate from three training steps, uncompiled, timed just now."
     console.print(text, soft_wrap=True)
-    for problem in store.problems:
+    for problem in store.problems.values():
         tell(problem)
 
 
 def _print_rows(experiment: Experiment, options: Options) -> None:
-    """Print the paper's, the published and the local results side by side."""
-    stores = {
-        "published": Store.open(None, options.results),
-        "yours": Store.open(options.runs, None),
-    }
-    together, lines = options.store(), dict[tuple[str, ...], dict[str, str]]()
+    """Print the paper's, the published and the local results side by side.
+
+    A row that needs both published and local trainings has one more number.
+    """
+    published, local = Store.open(None, options.results), Store.open(options.runs, None)
+    store, lines = options.store(), dict[tuple[str, ...], dict[str, str]]()
     for point in options.points(experiment):
-        chosen = choose(point, options.plan, together) if point.config else None
+        chosen = choose(point, options.plan, store) if point.config else None
         plan = replace(options.plan, setting=chosen[0]) if chosen else options.plan
-        for name, store in stores.items():
-            for row in rows(point, plan, store):
+        columns = {
+            "published": rows(point, DEFAULT_PLAN, published),
+            "yours": rows(point, plan, local),
+            "together": [row for row in rows(point, plan, store) if _is_mixed(row)],
+        }
+        for name, found in columns.items():
+            for row in found:
                 if row.measures and row.axes.get("label", "all") == "all":
                     place = tuple(str(row.axes.get(axis, "")) for axis in experiment.axes)
                     paper = ""
@@ -306,13 +325,15 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
     table = Table()
     for axis in experiment.axes:
         table.add_column(axis, overflow="fold")
-    columns = [
-        name for name in ("paper", *stores) if any(line.get(name) for line in lines.values())
+    names = [
+        name
+        for name in ("paper", "published", "yours", "together")
+        if any(line.get(name) for line in lines.values())
     ]
-    for name in columns:
+    for name in names:
         table.add_column(name, justify="right")
     for place, line in lines.items():
-        table.add_row(*place, *(line.get(name, "") for name in columns))
+        table.add_row(*place, *(line.get(name, "") for name in names))
     console = output()
     console.print(f"{experiment.title} ({experiment.where})", soft_wrap=True, markup=False)
     console.print(table)
@@ -321,6 +342,10 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
     if options.results is not None and not options.results.exists():
         notes.append(f"No published results: there is no folder {options.results}.")
     console.print(" ".join(notes), soft_wrap=True, markup=False)
+
+
+def _is_mixed(row: Row) -> bool:
+    return row.is_local and any(one.path is None for one in row.trainings)
 
 
 def _shown(sample: Sample) -> str:

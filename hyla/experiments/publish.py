@@ -17,14 +17,20 @@ from hyla.train.training import Training, describe_task, digest
 VARIED = ("seed", "learning_rate", "weight_decay", "warmup", "precision")
 
 
-def publish(experiments: Iterable[Experiment], runs: Path, results: Path) -> dict[str, int]:
+def publish(
+    experiments: Iterable[Experiment],
+    runs: Path,
+    results: Path,
+    only: dict[str, tuple[str, ...]] | None = None,
+) -> dict[str, int]:
     """Append the local trainings and analyses of experiments to `results`, and export the tables.
 
-    Nothing that is published is changed. Returns how many records were added to each file.
+    only: values of axes. Nothing that is published is changed. Returns how many records were added
+    to each file.
     """
     experiments = list(experiments)
     local, published = Store.open(runs, None), Store.open(None, results)
-    points = [point for one in experiments for point in points_of(one)]
+    points = [point for one in experiments for point in points_of(one, only)]
     trained = _trained_of(points, local)
     known = {(one.key, one.run, one.member) for one in published.published}
     new = [one for one in trained if (one.key, one.run, one.member) not in known]

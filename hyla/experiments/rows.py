@@ -169,10 +169,6 @@ def _trained_row(point: Point, plan: Plan, store: Store, found: dict[int, Traine
     names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
     names += [PER_FEATURE] if config.task_name == "sraven" else []
     names += [UNKNOWN] if "unknown" in config.splits else []
-    tried = {
-        setting: [find(point, setting, seed, plan, store) for seed in range(max(found) + 1)]
-        for setting in point.settings
-    }
     details = {}
     for name in BY_RULE:
         each = [one.measure("held_out", name) or {} for one in ones]
@@ -189,11 +185,6 @@ def _trained_row(point: Point, plan: Plan, store: Store, found: dict[int, Traine
         setting=chosen[0],
         search=chosen[1] if len(point.settings) > 1 else None,
         trainings=ones,
-        tried={
-            setting: Sample(tuple(measure(one, HELD_OUT) for one in each if one))
-            for setting, each in tried.items()
-            if any(each)
-        },
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from platform import machine
 
@@ -27,10 +28,11 @@ from hyla.experiments.spec import Analysis, Experiment, Plan, Point, Row
 from hyla.records import append_records
 from hyla.train.config import Member, RunConfig
 from hyla.train.cost import flops_per_second, step_flops
+from hyla.train.folder import FolderInUseError
 from hyla.train.loop import train
 from hyla.train.placement import find_devices
 from hyla.train.run import TimeUp
-from hyla.train.runs import folder_name, folders, read_config, read_state
+from hyla.train.runs import CONFIG, folder_name, folders, read_config, read_state
 from hyla.train.store import ANALYSES, Analysed, Origin, Store
 from hyla.train.training import Training
 from hyla.train.watch import Watcher
@@ -109,36 +111,34 @@ def _say(say: Say, place: str, text: str) -> None:
 
 def _train(point: Point, options: Options, watcher: Callable[[], Watcher], say: Say) -> None:
     """Train what a point needs: after a search this is more than was missing before it."""
-    made: set[str] = set()
     while members := missing(point, options.plan, store := options.store()):
         options.check_time()
         assert point.config is not None
-        config, path, is_running = _population(point.config, members, options)
-        if is_running:
-            say(f"another process trains {path}; waiting for it")
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            continue
-        keys = {Training.of(config, member).key for member in config.members}
-        if made & keys:
-            raise ValueError(" ".join([f"{path}: this run cannot be used.", *store.problems]))
-        made |= keys
-        say(f"training {len(config.members)} model{'s' * (len(config.members) > 1)}")
-        watching = watcher()
-        try:
-            train(
-                config, path, device=options.device, members_at_once=options.members,
-                deadline=options.deadline, watchers=[watching],
-            )  # fmt: skip
-        finally:
-            watching.close()
+        config, path = _population(point.config, members, options, store)
+        if path is not None:
+            say(f"training {len(config.members)} model{'s' * (len(config.members) > 1)}")
+            watching = watcher()
+            try:
+                train(
+                    config, path, device=options.device, members_at_once=options.members,
+                    deadline=options.deadline, watchers=[watching],
+                )  # fmt: skip
+                continue
+            except FolderInUseError:
+                pass  # another process was faster
+            finally:
+                watching.close()
+        say("another process trains these models; waiting for it")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _population(
-    config: RunConfig, members: Sequence[Member], options: Options
-) -> tuple[RunConfig, Path, bool]:
-    """Return the run that trains these members, its folder, and whether it is running already.
+    config: RunConfig, members: Sequence[Member], options: Options, store: Store
+) -> tuple[RunConfig, Path | None]:
+    """Return the run that trains these members and its folder; None if another process does.
 
-    An unfinished run is resumed if it trains nothing else.
+    An unfinished run is resumed if it trains nothing else. A folder that cannot be read is left
+    alone.
     """
     precision = options.plan.precision
     if precision is None:
@@ -148,7 +148,7 @@ def _population(
     wanted = {Training.of(whole, member).key for member in members}
     for path in folders(options.runs):
         state = read_state(path).state
-        if state not in (*UNFINISHED, "running"):
+        if state not in (*UNFINISHED, "running") or path in store.problems:
             continue
         try:
             begun = RunConfig.from_dict(read_config(path)[0])
@@ -156,10 +156,12 @@ def _population(
             continue
         keys = {Training.of(begun, member).key for member in begun.members}
         if state == "running" and keys & wanted:
-            return begun, path, True
+            return begun, None
         if state != "running" and keys <= wanted:
-            return begun, path, False
-    return whole, options.runs / folder_name(whole), False
+            return begun, path
+    names = (folder_name(whole) + (f"-{n}" if n > 1 else "") for n in count(1))
+    path = next(path for name in names if (path := options.runs / name) not in store.problems)
+    return whole, None if (path / CONFIG).exists() else path
 
 
 def _analysed(analysis: Analysis, subject: tuple[object, ...], key: str, run: str) -> Analysed:
@@ -178,7 +180,8 @@ def unanalysed(
     found = chosen_trainings(point, plan, store)
     for analysis in point.analyses:
         for seed, key in subjects(point, analysis, plan, found).items():
-            if store.analysis(key, analysis.name, analysis.settings):
+            further = seed >= plan.least_seeds  # weights of published trainings are not kept
+            if further or store.analysis(key, analysis.name, analysis.settings):
                 continue
             if analysis.of != "weights":
                 task = point.task if point.config is None else point.config.task

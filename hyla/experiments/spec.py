@@ -99,7 +99,7 @@ class Row:
 
     measures: by name; the first is the main one. details: by group and name, such as by rule.
     setting: the hyperparameters. search: how they were chosen; None if there was one to choose.
-    trainings: those of the seeds. tried: the main measure of each training of every setting.
+    trainings: those of the seeds.
     """
 
     axes: Axes
@@ -111,7 +111,6 @@ class Row:
     setting: Member | None = None
     search: Search | None = None
     trainings: tuple[Trained, ...] = ()
-    tried: Mapping[Member, Sample] = field(default_factory=dict)
     picture: Mapping[str, Any] = field(default_factory=dict)
     preset: str = AS_DESCRIBED
     frozen: bool = False

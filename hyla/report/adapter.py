@@ -59,14 +59,10 @@ def _origin(row: Row) -> Flat:
     runs = {one.run: one.origin.seconds for one in row.trainings}
     seconds = [value for value in runs.values() if value is not None]
     first = row.trainings[0].description
-    tried = {row.setting: row.main, **row.tried}
     text, mark = _search(row)
     return {
         "hyperparameters": _setting(row.setting),
-        "grid": [
-            _setting(setting) | {"per_seed": list(sample.per_seed)}
-            for setting, sample in tried.items()
-        ],
+        "grid": [_setting(row.setting) | {"per_seed": list(row.main.per_seed)}],
         "search": text,
         "mark": mark,
         "members": len(row.trainings),

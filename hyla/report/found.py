@@ -56,7 +56,7 @@ def load(runs: Path = RUNS, results: Path | None = RESULTS) -> Content:
     store = Store.open(runs, results)
     each = [collect(experiment, store) for experiment in EXPERIMENTS.values()]
     found = [one for one in each if one.rows or not one.experiment.is_demo]
-    problems = [*store.problems]
+    problems = [*store.problems.values()]
     if results is not None and not results.is_dir():
         problems.append(f"No published results are shown: the folder {results} does not exist.")
     return Content(sorted(found, key=lambda one: not one.rows), problems, runs)

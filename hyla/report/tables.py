@@ -167,7 +167,7 @@ def _dot(name: str, names: Sequence[str], rows: Sequence[Flat], mean: str, error
 
 
 def _single(names: Sequence[str], rows: Sequence[Flat]) -> Trace:
-    """Every training of the grid, not only those of the chosen setting."""
+    """Every training of the chosen setting."""
     there = [
         (name, value, text)
         for name, row in zip(names, rows, strict=True)
@@ -186,7 +186,7 @@ def _single(names: Sequence[str], rows: Sequence[Flat]) -> Trace:
 
 
 def trainings(row: Flat) -> list[tuple[float, str]]:
-    """The value of each training of the grid with its hover text."""
+    """The value of each training with its hover text."""
     return [
         (value, hover([f"one training: {rounded(value)}", about.settings(setting)]))
         for one in row.get("grid", [])

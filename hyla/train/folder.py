@@ -54,6 +54,10 @@ class RunFolderError(OSError):
     """A run folder cannot be written; the message says why and what is left."""
 
 
+class FolderInUseError(ValueError):
+    """Another process trains into the folder."""
+
+
 class RunFolder:
     """A folder that one process trains into, opened with `RunFolder.open`.
 
@@ -182,7 +186,7 @@ class RunFolder:
             self._lock = lock(path)
         except BlockingIOError:
             who = path.read_text(errors="replace").strip() or "of unknown number"
-            raise ValueError(
+            raise FolderInUseError(
                 f"{self.path}: another process ({who}) is training here. "
                 "Wait until it has ended, or give another folder."
             ) from None

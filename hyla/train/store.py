@@ -1,7 +1,7 @@
 """All results: published ones in `results/`, local ones in `runs/`.
 
 Nothing is ever overwritten. A repeated training has several records, since repetitions differ in
-rounding; `Store.get` always returns the same one.
+rounding; `Store.get` always returns the same one: that which was published or trained first.
 """
 
 import json
@@ -110,18 +110,21 @@ class Analysed:
 class Store:
     """All results by key.
 
-    problems: one line for each local run folder that was left out.
+    problems: why local run folders were left out.
     """
 
     def __init__(
         self, published: Iterable[Trained], local: Iterable[Trained], analysed: Iterable[Analysed]
     ) -> None:
         self.published, self.local = tuple(published), tuple(local)
-        self.problems: list[str] = []
+        self.problems: dict[Path, str] = {}
         self._trained: dict[str, Trained] = {}
-        for ours in (self.published, self.local):
-            for one in sorted(ours, key=_preference):
-                self._trained.setdefault(one.key, one)
+        self._order: dict[str, int] = {}  # of preference, by key
+        # Published ones by their lines, not by their dates: no later line changes what is shown.
+        first = sorted(self.published, key=lambda one: not one.pinned)
+        for one in (*first, *sorted(self.local, key=_age)):
+            self._order.setdefault(one.key, len(self._order))
+            self._trained.setdefault(one.key, one)
         self.analysed = tuple(analysed)
         self._analysed: dict[str, Analysed] = {}
         for found in self.analysed:
@@ -134,20 +137,21 @@ class Store:
         published: list[Trained] = []
         analysed: list[Analysed] = []
         if results is not None:
-            published = list(read_records(results / TRAININGS, Trained))
-            for one in published:
+            for number, one in enumerate(read_records(results / TRAININGS, Trained), start=1):
                 if digest(one.description) != one.key:
                     expected = f"the key {digest(one.description)}, by its description"
-                    raise bad_value(str(results / TRAININGS), one.key, expected)
+                    place = f"{results / TRAININGS}, record {number}"
+                    raise bad_value(place, one.key, expected)
+                published.append(one)
             analysed += read_records(results / ANALYSES, Analysed)
         local: list[Trained] = []
-        problems: list[str] = []
+        problems: dict[Path, str] = {}
         if runs is not None:
             for path in folders(runs):
                 try:
                     local += read_run(path)
                 except (OSError, ValueError, LookupError) as error:
-                    problems.append(f"{path} is left out: {error}")
+                    problems[path] = f"{path} is left out: {error}"
             analysed += read_records(runs / ANALYSES, Analysed)
         store = cls(published, local, analysed)
         store.problems = problems
@@ -156,21 +160,21 @@ class Store:
     def get(self, training: Training, precision: str | None = None) -> Trained | None:
         """Return the result of a training with this precision, or with any but fp64.
 
-        Published results come first, then pinned ones, then the oldest; never the best.
+        Pinned results come first, then the one that was published first, then the oldest local
+        one; never the best.
         """
         precisions = (precision,) if precision else PRECISIONS
-        keys = (replace(training, precision=one).key for one in precisions)
-        found = [one for key in keys if (one := self._trained.get(key))]
-        published = [one for one in found if one.path is None]
-        return min(published or found, key=_preference, default=None)
+        keys = [replace(training, precision=one).key for one in precisions]
+        found = [key for key in keys if key in self._order]
+        return self._trained[min(found, key=self._order.__getitem__)] if found else None
 
     def analysis(self, key: str, analysis: str, settings: Mapping[str, Any]) -> Analysed | None:
         """Return an analysis of a training or task, if it was made with these settings."""
         return self._analysed.get(_place(key, analysis, settings))
 
 
-def _preference(one: Trained) -> tuple[bool, str, str, int]:
-    return not one.pinned, one.origin.date, one.run, one.member
+def _age(one: Trained) -> tuple[str, str, int]:
+    return one.origin.date, one.run, one.member
 
 
 def _place(key: str, analysis: str, settings: Mapping[str, Any]) -> str:
