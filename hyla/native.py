@@ -218,6 +218,11 @@ def vendor() -> str:
     return processor()[2]
 
 
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 by itself, so that such products pay."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor()[3:])
+
+
 def supported_variants() -> list[str]:
     """Return the levels of x86-64 that this processor runs, the highest first."""
     found: list[str] = []

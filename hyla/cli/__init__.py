@@ -11,7 +11,7 @@ from types import FrameType
 from tyro.extras import SubcommandApp
 
 import hyla
-from hyla.cli import analyse, fuzzy, report, reproduce, runs, sraven, train
+from hyla.cli import analyse, doctor, fuzzy, report, reproduce, runs, sraven, train
 from hyla.cli.parse import as_typed, parse
 from hyla.cli.shared import command
 
@@ -36,6 +36,7 @@ command(app, "runs")(runs.runs)
 command(app, "reproduce")(reproduce.reproduce)
 command(app, "analyse")(analyse.analyse)
 command(app, "report")(report.report)
+command(app, "doctor")(doctor.doctor)
 
 
 @contextmanager
