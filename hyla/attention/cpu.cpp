@@ -362,9 +362,9 @@ struct Work {
             rows<T>(p.v, p.v_sequence, p.v_token, p.E, p.relu && p.network == LINEAR, V);
         });
     }
-    // Keys that queries before `end` may see.
+    // Keys that queries before `end` may see, in whole blocks.
     int64_t seen(int64_t end) const {
-        return p.causal ? std::max<int64_t>(0, std::min(keys, end + p.K - p.Q)) : keys;
+        return whole(p.causal ? std::min(keys, end + p.K - p.Q) : keys, KB);
     }
     // Whether some pair of queries from q0 and KB keys from k0 may be masked.
     bool cut(int64_t q0, int64_t k0) const {
