@@ -86,6 +86,9 @@ def choose(
             raise ValueError(message)
         return backend
     if q.device.type == "cpu":
+        # An exported program should not need this package.
+        if torch.compiler.is_exporting():
+            return "reference"
         suits = refusal("cpu", q, k, v, kind, activation, biased, factored) is None
         return "cpu" if suits else "reference"
     if q.device.type != "cuda":
@@ -131,6 +134,8 @@ def refusal(
         return "tensors that are not empty"
     if forward_ad._current_level >= 0:
         return "reverse mode: kernels have no forward-mode derivatives"
+    if backend == "cpu":
+        return _refusal_of_cpu(v, kind)
     if max(q.shape[-3], k.shape[-3]) > MAX_TOKENS:
         return f"at most {MAX_TOKENS} tokens, not {max(q.shape[-3], k.shape[-3])}"
     if q.device.type == "cuda":
@@ -141,8 +146,6 @@ def refusal(
         return _refusal_of_tiles(q, v, dtype, kind)
     if backend == "thin":
         return _refusal_of_thin(q, v, kind)
-    if backend == "cpu":
-        return _refusal_of_cpu(v, kind)
     return _refusal_of_wide(q, v, dtype, kind, biased)
 
 
