@@ -48,14 +48,14 @@ constexpr int L = 8;
 constexpr int L = 4;
 #endif
 constexpr int DC = 4, KB = L / DC;  // components and keys at a time: together one vector of sums
-constexpr int MOST_DEEP = 16, MOST_VECTORS = 4;
+constexpr int MOST_DEEP = 16, MOST_VECTORS = 8;
 enum { NONE, RMS, SOFTMAX };
 enum { LINEAR, MLP, DEEP };
 
-typedef float vf __attribute__((vector_size(4 * L), may_alias));
-typedef float vfu __attribute__((vector_size(4 * L), aligned(4), may_alias));
-typedef int32_t vi __attribute__((vector_size(4 * L), may_alias));
-typedef uint32_t vu __attribute__((vector_size(4 * L), may_alias));
+typedef float vf __attribute__((vector_size(4 * L)));
+typedef float vfu __attribute__((vector_size(4 * L), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(4 * L)));
+typedef uint32_t vu __attribute__((vector_size(4 * L)));
 typedef uint16_t vh __attribute__((vector_size(2 * L), aligned(2), may_alias));
 typedef _Float16 vhf __attribute__((vector_size(2 * L), aligned(2), may_alias));
 #define INLINE inline __attribute__((always_inline))
