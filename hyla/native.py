@@ -23,7 +23,10 @@ from typing import Any
 import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
 
 PACKAGE = Path(__file__).parent
-SOURCES = {"products": PACKAGE / "products.cpp"}
+SOURCES = {
+    "attention": PACKAGE / "attention" / "cpu.cpp",
+    "products": PACKAGE / "products.cpp",
+}
 PREBUILT = PACKAGE / "_native"
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp"),

@@ -29,7 +29,7 @@ class StandIn:
         self.calls: list[SimpleNamespace] = []
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        q, k, v, bias, lengths, deep, form = call
+        q, k, v, bias, lengths, deep, form, _ = call
         self.calls.append(SimpleNamespace(q=q, bias=bias, lengths=lengths, deep=deep, form=form))
         whole = [q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
@@ -42,7 +42,7 @@ class StandIn:
     def backward(
         self, call: Call, grad: Tensor, out: Tensor, lse: Tensor | None, *, need_bias: bool
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, lengths, deep, form = call
+        q, k, v, bias, lengths, deep, form, _ = call
         self.calls.append(SimpleNamespace(need_bias=need_bias))
         whole = [grad, q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
@@ -207,8 +207,8 @@ def test_the_operators_are_what_torch_expects(kind: str, stand_in: StandIn) -> N
         # By opcheck itself, in PyTorch's own modules.
         warnings.simplefilter("ignore", DeprecationWarning)
         for tensors in ((bias, lengths, deep), (None, None, deep)):
-            torch.library.opcheck(fused.operator, (q, k, v, *tensors, *options))
-        given = [None if x is None else x.detach() for x in (q, k, v, bias, lengths, deep)]
+            torch.library.opcheck(fused.operator, (q, k, v, *tensors, None, *options))
+        given = [None if x is None else x.detach() for x in (q, k, v, bias, lengths, deep)] + [None]
         out, lse = fused.operator(*given, *options)
         for need_bias in (True, False):
             arguments = (torch.randn_like(out), *given, out, lse, *options, need_bias)

@@ -12,10 +12,15 @@ from hyla import KINDS, attend
 from hyla.attention import fused
 
 
-def test_on_a_cpu_the_reference_is_chosen() -> None:
+def test_on_a_cpu_its_kernels_are_chosen_where_they_can_do_the_call() -> None:
     q = torch.randn(2, 3, 5, 7)
     for kind in KINDS.values():
-        assert fused.choose(None, q, q, q, kind, "relu", False) == "reference"
+        assert fused.choose(None, q, q, q, kind, "relu", True) == "cpu"
+    assert fused.choose(None, q.double(), q, q, KINDS["hyla"], "relu", False) == "reference"
+    assert fused.choose(None, q, q, q, KINDS["hyla"], "gelu", False) == "reference"
+    assert fused.choose(None, q, q, q[..., :0], KINDS["hyla"], "relu", False) == "reference"
+    large = torch.randn(2, 3, 5, 17)
+    assert fused.choose(None, large, large, large, KINDS["hyla+deep"], "relu", False) == "reference"
     assert fused.choose("reference", q, q, q, kind, "gelu", True) == "reference"
 
 
@@ -39,6 +44,10 @@ HALF = {"dtype": torch.bfloat16}
         ("thin", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("wide", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("tiles", (1, 2, 3, 4), {"device": "cpu"}, "tensors on a GPU, not on cpu"),
+        ("cpu", (1, 2, 3, 4), {}, "tensors on a CPU, not on cuda"),
+        ("cpu", (1, 2, 3, 4), {"device": "cpu", "activation": "silu"}, "'relu', not 'silu'"),
+        ("cpu", (1, 2, 3, 17), {"device": "cpu", "kind": "hyla+deep"}, "at most 16 for a deep .*17"),
+        ("thin", (1, 2, 3, 4), {"factored": True}, "no factors of the code"),
         ("thin", (1, 2, 3, 17), {}, "at most 64 heads of size 16 .*, not 3 of .17, 17."),
         ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16 .*, not 65 of .4, 4."),
         ("thin", (1, 2, 2, 33), {}, "heads x size of at most 64; .*, not 2 of .33, 33."),
@@ -82,8 +91,9 @@ def test_a_backend_says_what_it_cannot_do(
     )
     kind = KINDS[options.get("kind", "hyla")]
     activation, biased = options.get("activation", "relu"), options.get("biased", False)
+    factored = options.get("factored", False)
     with pytest.raises(ValueError, match=rf"^backend: '{backend}' needs .*{reason}.*; None takes"):
-        fused.choose(backend, x, x, x, kind, activation, biased)
+        fused.choose(backend, x, x, x, kind, activation, biased, factored)
 
 
 def test_large_heads_that_thin_would_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def attend(
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
     deep: Tensor | None = None,
+    factors: Tensor | None = None,
     scale: float | None = None,
     eps: float = 1e-6,
     backend: str | None = None,
@@ -47,10 +48,12 @@ def attend(
         Mask and bias have the axes `[keys]`, `[queries, keys]` or all of them.
     deep: `[heads, size, size]`, the second value matrices of a kind with the `deep` value network;
         with a population, `[member, 1, heads, size, size]`.
+    factors: `[queries, keys]`, of the code of all heads; with a population, `[member, 1, queries,
+        keys]`. They get no gradient.
     scale: of the scores, 1 / sqrt(size) by default. eps: under the root of RMSHead.
-    backend: `reference`, or a fused kernel, whose memory is linear in the tokens: `thin` (many
-        short sequences, thin heads), `wide` (long sequences, heads of 32 or 64) or `tiles` (all
-        else). By default the fastest that can do the call.
+    backend: `reference`, or a fused kernel, whose memory is linear in the tokens: `cpu`, or on a
+        GPU `thin` (many short sequences, thin heads), `wide` (long sequences, heads of 32 or 64)
+        or `tiles` (all else). By default the fastest that can do the call.
 
     A masked pair contributes nothing, for every kind (its key and value must still be finite); a
     query without any key gets 0.
@@ -63,20 +66,37 @@ def attend(
     phi = find_activation(kind, activation)
     scale = _check_scores(q, k, causal, mask, lengths, bias, scale, eps)
     _check_values(k, v, kind, deep)
+    factors = _check_factors(q, k, factors)
     standard = kind.normaliser == "softmax" and kind.value_network == "linear" and phi is identity
-    if standard and bias is None and backend is None and forward_ad._current_level < 0:
+    standard = standard and bias is factors is None and backend is None
+    if standard and forward_ad._current_level < 0:
         return _standard_attention(q, k, v, causal, mask, lengths, scale)
     biased = bias is not None or mask is not None
-    chosen = fused.choose(backend, q, k, v, kind, activation, biased)
+    chosen = fused.choose(backend, q, k, v, kind, activation, biased, factors is not None)
     if chosen != "reference":
         relu = phi is not identity
         form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
-        return fused.attend(q, k, v, form, chosen, mask=mask, lengths=lengths, bias=bias, deep=deep)
+        options = {"mask": mask, "lengths": lengths, "bias": bias, "deep": deep, "factors": factors}
+        return fused.attend(q, k, v, form, chosen, **options)
     allowed = _allowed(q, k, causal, mask, lengths, bias)
-    code_BHQK = reference.latent_code(
-        q, k, kind.normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed
-    )
-    return reference.apply_value_network(code_BHQK.to(v.dtype), v, kind.value_network, phi, deep)
+
+    def reference_attend(q: Tensor, k: Tensor, v: Tensor, deep: Tensor | None) -> Tensor:
+        code_BHQK = reference.latent_code(
+            q, k, kind.normaliser, scale=scale, eps=eps, bias=bias, allowed=allowed
+        )
+        if factors is not None:
+            code_BHQK = code_BHQK * factors.to(code_BHQK.dtype).unsqueeze(-3)
+        code_BHQK = code_BHQK.to(v.dtype)
+        return reference.apply_value_network(code_BHQK, v, kind.value_network, phi, deep)
+
+    dtype = fused.input_dtype(q)
+    if q.device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return reference_attend(q, k, v, deep)
+    # Float32 inside, as in the kernels.
+    q, k, v = (x.to(dtype).float() for x in (q, k, v))
+    deep = None if deep is None else deep.to(dtype).float()
+    with torch.autocast("cpu", enabled=False):
+        return reference_attend(q, k, v, deep).to(dtype)
 
 
 def latent_codes(
@@ -245,3 +265,17 @@ def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None
         expected = f"[heads, size, size] = {[heads, size, size]} for the kind {kind.title!r}"
         expected += f", or with axes before these that broadcast to {batch}"
         raise bad_value("deep", None if deep is None else list(deep.shape), expected)
+
+
+def _check_factors(q: Tensor, k: Tensor, factors: Tensor | None) -> Tensor | None:
+    """Refuses factors that do not fit; returns them without a gradient."""
+    if factors is None:
+        return None
+    target = (*q.shape[:-3], q.shape[-3], k.shape[-3])
+    *outer, queries, keys = factors.shape if factors.ndim > 1 else (0, 0)
+    fits = (queries, keys) == target[-2:] and len(outer) <= len(target) - 2
+    if not fits or any(a not in (1, b) for a, b in zip(outer[::-1], target[-3::-1], strict=False)):
+        expected = f"[queries, keys] = {list(target[-2:])}"
+        expected += f", or with axes before these that broadcast to {list(target[:-2])}"
+        raise bad_value("factors", list(factors.shape), expected)
+    return factors.detach()

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hyla import native
 from hyla.attention.variants import Kind
 from hyla.errors import unknown_name
 
-BACKENDS = ("reference", "thin", "wide", "tiles")
+BACKENDS = ("reference", "cpu", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # thin needs asynchronous copies, wide and tiles 227 KiB of shared memory for a block.
 CAPABILITIES = {"thin": "8.0 or more", "wide": "9 to 11", "tiles": "9 to 11"}
+MOST_DEEP_ON_CPU = 16  # also in cpu.cpp
 # What a grid of blocks can count.
 MAX_TOKENS = 262_140
 # Looked up here: torch.compile does not follow the search. Nothing is imported.
@@ -43,8 +45,9 @@ class Form:
 
 class Call(NamedTuple):
     """What a kernel is asked to do: q `[N, Q, H, D]`, k `[N, K, H, D]`, v `[N, K, H, V]`, bias
-    `[M, H, Q, K]` in float32, lengths `[N]` in int32, deep `[M, H, V, V]`. All are contiguous, but
-    k and v may be the first keys of a cache.
+    `[M, H, Q, K]` in float32, lengths `[N]` in int32, deep `[M, H, V, V]`, factors of the code
+    `[M, Q, K]` in float32. All are contiguous, but k and v may be the first keys of a cache, and
+    on a CPU q, k and v may be any views.
     """
 
     q: Tensor
@@ -54,25 +57,40 @@ class Call(NamedTuple):
     lengths: Tensor | None
     deep: Tensor | None
     form: Form
+    factors: Tensor | None = None
 
 
 def choose(
-    backend: str | None, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, biased: bool
+    backend: str | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kind: Kind,
+    activation: str,
+    biased: bool,
+    factored: bool = False,
 ) -> str:
     """The backend for these tensors: the one that is asked for, or the fastest that can do it.
 
     Asking for one that cannot do it is an error that says why. biased: there is a bias or a mask.
+    factored: there are factors of the code.
     """
     if backend == "reference":
         return backend
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown_name("backend", backend, BACKENDS)
-        reason = refusal(backend, q, k, v, kind, activation, biased)
+        reason = refusal(backend, q, k, v, kind, activation, biased, factored)
         if reason is not None:
             message = f"backend: {backend!r} needs {reason}; None takes what can do the call."
             raise ValueError(message)
         return backend
+    if q.device.type == "cpu":
+        # An exported program should not need this package.
+        if torch.compiler.is_exporting():
+            return "reference"
+        suits = refusal("cpu", q, k, v, kind, activation, biased, factored) is None
+        return "cpu" if suits else "reference"
     if q.device.type != "cuda":
         return "reference"
     sequences, queries, keys = q.shape[:-3].numel(), q.shape[-3], k.shape[-3]
@@ -84,26 +102,40 @@ def choose(
     elif queries < 16:
         preferred = "tiles", "thin", "wide"  # tiles also splits the keys of a query over the GPU
     for candidate in preferred:
-        if refusal(candidate, q, k, v, kind, activation, biased) is None:
+        if refusal(candidate, q, k, v, kind, activation, biased, factored) is None:
             return candidate
     return "reference"
 
 
 def refusal(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, kind: Kind, activation: str, biased: bool
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kind: Kind,
+    activation: str,
+    biased: bool,
+    factored: bool = False,
 ) -> str | None:
     """What a kernel would need and does not find; None if it can do the call."""
-    if q.device.type != "cuda" and not (backend == "tiles" and _interpreted(q)):
+    if backend == "cpu":
+        if q.device.type != "cpu":
+            return f"tensors on a CPU, not on {q.device}"
+    elif q.device.type != "cuda" and not (backend == "tiles" and _interpreted(q)):
         return f"tensors on {'a' if backend == 'tiles' else 'an NVIDIA'} GPU, not on {q.device}"
-    dtype = _dtype(q)
+    dtype = input_dtype(q)
     if dtype not in DTYPES:
         return f"float32, bfloat16 or float16 tensors, not {dtype}"
     if kind.nonlinear and activation != "relu":
         return f"the activation 'relu', not {activation!r}"
+    if factored and backend != "cpu":
+        return "no factors of the code"
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "tensors that are not empty"
     if forward_ad._current_level >= 0:
         return "reverse mode: kernels have no forward-mode derivatives"
+    if backend == "cpu":
+        return _refusal_of_cpu(v, kind)
     if max(q.shape[-3], k.shape[-3]) > MAX_TOKENS:
         return f"at most {MAX_TOKENS} tokens, not {max(q.shape[-3], k.shape[-3])}"
     if q.device.type == "cuda":
@@ -117,7 +149,7 @@ def refusal(
     return _refusal_of_wide(q, v, dtype, kind, biased)
 
 
-def _dtype(q: Tensor) -> torch.dtype:
+def input_dtype(q: Tensor) -> torch.dtype:
     """What a kernel gets: under autocast not the dtype of q."""
     if q.dtype in DTYPES and torch.is_autocast_enabled(q.device.type):
         return torch.get_autocast_dtype(q.device.type)
@@ -143,6 +175,21 @@ def _refusal_of_tiles(q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind) -> s
         expected = f"heads x size of at most {most} for a deep value network in {dtype}"
         return f"{expected} (both at least 16, and powers of two), not {heads} x {size}"
     return None
+
+
+def _refusal_of_cpu(v: Tensor, kind: Kind) -> str | None:
+    if kind.value_network == "deep" and v.shape[-1] > MOST_DEEP_ON_CPU:
+        most = f"values of a size of at most {MOST_DEEP_ON_CPU}"
+        return f"{most} for a deep value network, not {v.shape[-1]}"
+    if not _cpu_library():
+        return "a library of CPU kernels: a C++ compiler, such as g++ (or see $CXX)"
+    return None
+
+
+# The compiler does not follow the search for a library.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _cpu_library() -> bool:
+    return native.load("attention") is not None
 
 
 def slices(q: Tensor, v: Tensor) -> int:
@@ -188,6 +235,7 @@ def attend(
     lengths: Tensor | None = None,
     bias: Tensor | None = None,
     deep: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
     """`hyla.attend` through a fused kernel, for arguments that `choose` found fit."""
     batch, (queries, heads, _), keys = q.shape[:-3], q.shape[-3:], k.shape[-3]
@@ -200,11 +248,13 @@ def attend(
         bias = _sets(bias.float(), batch, (heads, queries, keys))
     if deep is not None:
         deep = _sets(deep.to(v.dtype), batch, tuple(deep.shape[-3:]))
+    if factors is not None:
+        factors = _sets(factors.float(), batch, (queries, keys))
     if lengths is not None:
         lengths = lengths.clamp(max=keys).reshape(-1).to(torch.int32)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     apply: Any = _Function.apply if _in_transformation() else operator
-    out, _ = apply(q, k, v, bias, lengths, deep, *astuple(form), backend)
+    out, _ = apply(q, k, v, bias, lengths, deep, factors, *astuple(form), backend)
     return out.reshape(*batch, *out.shape[1:])
 
 
@@ -235,12 +285,17 @@ def _call(
     bias: Tensor | None,
     lengths: Tensor | None,
     deep: Tensor | None,
+    factors: Tensor | None,
     form: Form,
+    backend: str,
 ) -> Call:
     """The tensors as kernels read them."""
-    k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (k, v))
-    bias, lengths, deep = (None if x is None else x.contiguous() for x in (bias, lengths, deep))
-    return Call(q.contiguous(), k, v, bias, lengths, deep, form)
+    if backend != "cpu":
+        q = q.contiguous()
+        k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (k, v))
+    others = (bias, lengths, deep, factors)
+    bias, lengths, deep, factors = (None if x is None else x.contiguous() for x in others)
+    return Call(q, k, v, bias, lengths, deep, form, factors)
 
 
 def _kernels(backend: str) -> ModuleType:
@@ -256,6 +311,7 @@ def operator(
     bias: Tensor | None,
     lengths: Tensor | None,
     deep: Tensor | None,
+    factors: Tensor | None,
     normaliser: str,
     value_network: str,
     relu: bool,
@@ -265,15 +321,16 @@ def operator(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The output `[N, Q, H, V]`, and of a softmax the log-sum-exp: N Q H numbers, in the order
-    that suits the kernels of this backend."""
+    that suits the kernels of this backend; nothing on a CPU."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
-    out, lse = _kernels(backend).forward(_call(q, k, v, bias, lengths, deep, form))
+    out, lse = _kernels(backend).forward(_call(q, k, v, bias, lengths, deep, factors, form, backend))
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse.flatten()
 
 
 @operator.register_fake
-def _(q, k, v, bias, lengths, deep, normaliser, value_network, relu, causal, scale, eps, backend):  # type: ignore[no-untyped-def]
-    lse = q.shape[:3].numel() if normaliser == "softmax" else 0
+def _(q, k, v, bias, lengths, deep, factors, normaliser, *options):  # type: ignore[no-untyped-def]
+    backend = options[-1]
+    lse = q.shape[:3].numel() if normaliser == "softmax" and backend != "cpu" else 0
     return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(lse, dtype=torch.float32)
 
 
@@ -286,6 +343,7 @@ def backward_operator(
     bias: Tensor | None,
     lengths: Tensor | None,
     deep: Tensor | None,
+    factors: Tensor | None,
     out: Tensor,
     lse: Tensor,
     normaliser: str,
@@ -300,7 +358,7 @@ def backward_operator(
     """The gradients of q, k, v, bias and deep; an empty tensor for one that is not there."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
     sums = lse if normaliser == "softmax" else None
-    call = _call(q, k, v, bias, lengths, deep, form)
+    call = _call(q, k, v, bias, lengths, deep, factors, form, backend)
     dq, dk, dv, dbias, ddeep = _kernels(backend).backward(
         call, grad.contiguous(), out, sums, need_bias=need_bias
     )
@@ -310,7 +368,7 @@ def backward_operator(
 
 
 @backward_operator.register_fake
-def _(grad, q, k, v, bias, lengths, deep, out, lse, *options):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, bias, lengths, deep, factors, out, lse, *options):  # type: ignore[no-untyped-def]
     need_bias = options[-1]
     dbias = q.new_empty(bias.shape if need_bias else 0, dtype=torch.float32)
     ddeep = q.new_empty(0 if deep is None else deep.shape)
@@ -332,7 +390,7 @@ def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     dq, dk, dv, dbias, ddeep = apply(grad, *saved, *ctx.options, need_bias)
     has_deep = saved[5] is not None
     gradients = (dq, dk, dv, dbias if need_bias else None, None, ddeep if has_deep else None)
-    return (*gradients, *(None for _ in ctx.options))
+    return (*gradients, None, *(None for _ in ctx.options))
 
 
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
@@ -386,15 +444,15 @@ def _unfold(info: Any, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @operator.register_vmap
 def _(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
-    tensors, options = arguments[:6], arguments[6:]
-    results = operator(*_fold(info, in_dims, tensors, sets=(3, 5)), *options)
+    tensors, options = arguments[:7], arguments[7:]
+    results = operator(*_fold(info, in_dims, tensors, sets=(3, 5, 6)), *options)
     return _unfold(info, results), (0, 0)
 
 
 @backward_operator.register_vmap
 def _(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
-    tensors, options = arguments[:9], arguments[9:]
+    tensors, options = arguments[:10], arguments[10:]
     # A gradient that is wanted is wanted by each call.
-    sets = () if options[-1] else (4,)
+    sets = (7,) if options[-1] else (4, 7)
     results = backward_operator(*_fold(info, in_dims, tensors, sets), *options)
     return _unfold(info, results), (0,) * 5

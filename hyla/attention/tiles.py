@@ -128,7 +128,7 @@ def _splits(programs: int, key_tiles: int, form: Form) -> int:
 
 def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor | None]:
     """The output [N, Q, H, V] and, for softmax codes, the log-sum-exp of the scores [N, H, Q]."""
-    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call[:7]
     N, Q, H, V = *q_NQHD.shape[:3], v_NKHV.shape[3]
     query_tiles, key_tiles, _, chunks, options = _cut("forward", q_NQHD, v_NKHV, form, tiles)
     splits = _splits(N * query_tiles * chunks, key_tiles, form)
@@ -140,7 +140,7 @@ def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor |
     if form.normaliser == "softmax":
         lse_NHQ = fused.empty((N, H, Q), q_NQHD, torch.float32)
     forward_kernel[(N, query_tiles, splits * chunks)](
-        *call[:-1],
+        *call[:6],
         out_SNQHV,
         lse_NHQ,
         split_keys=split_tiles * options["BK"],
@@ -165,7 +165,7 @@ def backward(
 
     tiles: by kernel, instead of `tiles_for`.
     """
-    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call[:7]
     N, Q, H, D = q_NQHD.shape
     K, V = v_NKHV.shape[1], v_NKHV.shape[3]
     device = q_NQHD.device
@@ -173,7 +173,7 @@ def backward(
     dk_NKHD = fused.empty((N, K, H, D), q_NQHD, k_NKHD.dtype)
     dv_NKHV = fused.empty((N, K, H, V), q_NQHD, v_NKHV.dtype)
     delta_NHQ = None if lse_NHQ is None else fused.empty((N, H, Q), q_NQHD, torch.float32)
-    inputs = (grad_NQHV, *call[:-1])
+    inputs = (grad_NQHV, *call[:6])
     constants = _constants(q_NQHD, k_NKHD, v_NKHV, form) | _shares(N, bias_MHQK, deep_MHVV)
 
     def cut(kernel: str) -> tuple[int, int, int, int, dict[str, int]]:

@@ -1,0 +1,98 @@
+"""Fused attention for CPUs: how the library of cpu.cpp is called.
+
+Shapes: as in `fused`.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hyla import native
+from hyla.attention import fused
+from hyla.attention.fused import Call
+
+# As the enumerations of cpu.cpp.
+NORMALISERS = ("none", "rms_head", "softmax")
+VALUE_NETWORKS = ("linear", "mlp", "deep")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+COUNTS = (
+    *("threads", "type", "normaliser", "network", "relu", "causal", "N", "Q", "K", "H", "D", "V"),
+    *("bias_sets", "deep_sets", "factor_sets"),
+    *("q_sequence", "q_token", "k_sequence", "k_token", "v_sequence", "v_token"),
+)
+POINTERS = (
+    *("q", "k", "v", "bias", "factors", "deep", "lengths", "out", "grad"),
+    *("dq", "dk", "dv", "dbias", "ddeep"),
+)
+
+
+class _Arguments(ctypes.Structure):
+    """The struct `Call` of cpu.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in COUNTS),
+        *((name, ctypes.c_double) for name in ("scale", "eps")),
+        *((name, ctypes.c_void_p) for name in POINTERS),
+    )
+
+
+def forward(call: Call) -> tuple[Tensor, None]:
+    """The output; nothing else is kept for the backward."""
+    out = fused.empty((*call.q.shape[:3], call.v.shape[-1]), call.v)
+    _run("forward", call, {"out": out})
+    return out, None
+
+
+def backward(
+    call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: Tensor | None, *, need_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
+    results = {"d" + name: fused.empty(getattr(call, name).shape, call.q) for name in "qkv"}
+    dbias = ddeep = None
+    if need_bias:
+        assert call.bias is not None
+        results["dbias"] = dbias = fused.empty(call.bias.shape, call.bias)
+    if call.deep is not None:
+        results["ddeep"] = ddeep = fused.empty(call.deep.shape, call.q, torch.float32)
+    _run("backward", call, {"grad": grad_NQHV, **results})
+    ddeep = None if call.deep is None or ddeep is None else ddeep.to(call.deep.dtype)
+    return results["dq"], results["dk"], results["dv"], dbias, ddeep
+
+
+def _run(name: str, call: Call, others: dict[str, Tensor]) -> None:
+    form, q, k, v = call.form, *(_rows(x) for x in call[:3])
+    deep = None if call.deep is None else call.deep.float()
+    tensors = {"q": q, "k": k, "v": v, "bias": call.bias, "factors": call.factors, "deep": deep}
+    tensors |= {"lengths": call.lengths, **others}
+    sets = (1 if x is None else x.shape[0] for x in (call.bias, deep, call.factors))
+    arguments = _Arguments(
+        *(torch.get_num_threads(), TYPES.index(q.dtype)),
+        *(NORMALISERS.index(form.normaliser), VALUE_NETWORKS.index(form.value_network)),
+        *(form.relu, form.causal, *q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], *sets),
+        *(stride for x in (q, k, v) for stride in x.stride()[:2]),
+        *(form.scale, form.eps),
+        **{name: x.data_ptr() for name, x in tensors.items() if x is not None},
+    )
+    if _functions()[name](ctypes.byref(arguments)):
+        raise MemoryError("no memory for attention")
+
+
+def _rows(x_NTHD: Tensor) -> Tensor:
+    """The tensor if its tokens are contiguous rows, as they are in parts of one product."""
+    return x_NTHD if x_NTHD[0, 0].is_contiguous() else x_NTHD.contiguous()
+
+
+@cache
+def _of_library(library: ctypes.CDLL) -> dict[str, "ctypes._NamedFuncPointer"]:
+    functions = {n: library[f"hyla_attention_{n}"] for n in ("forward", "backward")}
+    for function in functions.values():
+        function.argtypes = (ctypes.POINTER(_Arguments),)
+    return functions
+
+
+def _functions() -> dict[str, "ctypes._NamedFuncPointer"]:
+    library = native.load("attention")
+    assert library is not None
+    return _of_library(library)
