@@ -1,11 +1,11 @@
 """How many instances a second a population trains on: `python benchmarks/train.py`.
 
-SRAVEN, 4 layers of width 128 (or more), batch 128 for each member: the whole step (data, forward,
-backward, AdamW), on CUDA replayed as a graph, evaluation excluded. Prints no rate unless the result
-is right: the first gradients and the losses of ten steps of members at the beginning, in the middle
-and at the end must be those of each trained by itself, in fp32, without compilation. Times are
-medians over repetitions of several steps; `--profile` adds where the time of a step goes, by
-kernel.
+SRAVEN, 4 layers of width 128 (or more), or fuzzy logic with 32 examples, batch 128 for each member:
+the whole step (data, forward, backward, AdamW), on CUDA replayed as a graph, evaluation excluded.
+Prints no rate unless the result is right: the first gradients and the losses of ten steps of
+members at the beginning, in the middle and at the end must be those of each trained by itself in
+plain PyTorch: fp32, the reference attention, no compilation, none of our kernels. Times are medians
+over repetitions of several steps; `--profile` adds where the time of a step goes, by kernel.
 """
 
 import argparse
@@ -19,9 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hyla import KINDS
+from hyla import KINDS, MultiHeadAttention, native
+from hyla.attention.fused import BACKENDS
 from hyla.model import FEED_FORWARDS, sraven_model
-from hyla.train import RunConfig, grid, sraven_run
+from hyla.train import RunConfig, fuzzy_logic_run, grid, sraven_run
 from hyla.train.population import Population
 
 CHECKED_STEPS = 10
@@ -35,10 +36,14 @@ TOLERANCES = {
 
 
 def make(
-    config: RunConfig, which: range, device: torch.device, compiled: bool
+    config: RunConfig, which: range, device: torch.device, compiled: bool, backend: str | None
 ) -> tuple[Population, Tensor]:
     """A population after the steps that are checked, and its gradients of the first, scaled."""
     population = Population(config, which, device, compiled=compiled)
+    for model in filter(None, (population.model, population.alone)):
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.backend = backend
     population.rehearse()
     population.capture()
     population.advance()
@@ -62,7 +67,8 @@ def check(config: RunConfig, population: Population, gradients: Tensor) -> tuple
     errors = []
     for member in sorted({0, count // 2, count - 1}):
         which = range(member, member + 1)
-        alone, exact = make(plain, which, population.device, compiled=False)
+        with native.using("products", None):
+            alone, exact = make(plain, which, population.device, False, "reference")
         loss = abs(float(population.loss_sum[member] / alone.loss_sum[0] - 1))
         errors.append((loss, float((gradients[member] - exact[0]).norm() / exact[0].norm())))
     largest = max(loss for loss, _ in errors), max(gradient for _, gradient in errors)
@@ -115,22 +121,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
+    parser.add_argument("--task", default="sraven", choices=["sraven", "fuzzy"])
     kinds = ["softmax", "linear", "hyla"]
     parser.add_argument("--kind", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
-    parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together, in SRAVEN")
+    parser.add_argument("--layers", type=int, help="by default 4 in SRAVEN, 2 in fuzzy logic")
     parser.add_argument("--width-factor", type=int, default=1, help="with as many times the heads")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
     precisions = ["bf16", "fp16", "tf32"] if on_gpu else ["fp32"]
     parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
+    parser.add_argument("--backend", choices=BACKENDS, help="of attention, by default the fastest")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--profile", action="store_true", help="on a GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
         sraven_model().with_heads(options.heads)
+        options.layers = options.layers or {"sraven": 4, "fuzzy": 2}[options.task]
     except ValueError as error:
         parser.error(f"--{error}")
     if min(*options.members, options.repeats, options.layers, options.width_factor) < 1:
@@ -145,23 +154,31 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
         about = f"{options.layers} layers, width {128 * options.width_factor}"
-        sys.stdout.write(f"SRAVEN, {about}, batch 128, {name}, PyTorch {torch.__version__}\n")
+        where = name if device.type == "cuda" else f"{name} with {torch.get_num_threads()} threads"
+        title = {"sraven": "SRAVEN", "fuzzy": "Fuzzy logic"}[options.task]
+        sys.stdout.write(f"{title}, {about}, batch 128, {where}, PyTorch {torch.__version__}\n")
     for attention, precision, members, mode in itertools.product(
         options.kind, options.precision, options.members, options.mode
     ):
         torch.compiler.reset()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        config = sraven_run(grid(range(members), [1e-3], [0.1], [10]), kind=attention, **size)
-        model = replace(config.model, feed_forward=options.feed_forward)
-        model = model.with_heads(options.heads * options.width_factor)
+        everyone = grid(range(members), [1e-3], [0.1], [10])
+        if options.task == "sraven":
+            config = sraven_run(everyone, kind=attention, **size)
+            model = config.model.with_heads(options.heads * options.width_factor)
+        else:
+            config = fuzzy_logic_run(everyone, kind=attention)
+            model = replace(config.model, layers=options.layers)
+        model = replace(model, feed_forward=options.feed_forward)
         config = replace(config, model=model, precision=precision)
-        everyone = range(members)
-        population, gradients = make(config, everyone, device, compiled=mode == "compiled")
+        population, gradients = make(
+            config, range(members), device, mode == "compiled", options.backend
+        )
         errors = check(config, population, gradients)
         step = milliseconds(population, options.repeats)
         result = {
-            "kind": attention, "feed_forward": options.feed_forward, "heads": model.heads,
+            "task": options.task, "kind": attention, "feed_forward": options.feed_forward, "heads": model.heads,
             **size, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),

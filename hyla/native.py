@@ -101,7 +101,9 @@ def build(name: str, march: str = "native") -> Path:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     except OSError as error:
         folder = _temporary_folder()
-        _say(f"cannot write to {path.parent} ({error.strerror}), so the CPU kernels are")
+        _say(
+            f"cannot write to {path.parent} ({error.strerror}): set XDG_CACHE_HOME to keep kernels"
+        )
         path = folder / path.name
         if _intact(path):
             return path

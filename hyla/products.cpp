@@ -3,14 +3,21 @@
 // y[N, E] = x[N, K] W[E, K]^T + b with its gradients dx = g W, dW = g^T x, db = sum_n g.
 // One matrix is packed into panels of NR columns; a tile of MR x NR sums stays in registers while
 // it runs down a panel. Threads split rows, so a result does not depend on their number.
+// With `half` the factors are rounded to bfloat16, two of which make one number of a panel; sums
+// and results stay float32.
 //
 // Plain C ABI. Functions return 0, or 1 if there is no memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <omp.h>
+#include <type_traits>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 namespace {
 #if defined(__AVX512F__)
@@ -23,14 +30,45 @@ constexpr int L = 4, NV = 2;
 constexpr int NR = NV * L, MR = 6;
 constexpr int64_t DEPTH = 128;   // tokens that a weight gradient packs at a time
 constexpr int64_t ROWS = 12 * MR;  // rows that one panel is used for before the next
+constexpr int64_t LARGEST = 1 << 16;  // weights that a core keeps in its cache beside the rest
+constexpr int64_t PARTS = 16;  // of the tokens, for as many threads
 
 typedef float vf __attribute__((vector_size(4 * L), may_alias));
 typedef float unaligned __attribute__((vector_size(4 * L), aligned(4), may_alias));
+typedef uint32_t vp __attribute__((vector_size(4 * L), may_alias));
 
-struct Free { void operator()(float* p) const { free(p); } };
-using Memory = std::unique_ptr<float, Free>;
-Memory memory(int64_t count) {
-    return Memory((float*)aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64));
+// What panels hold: float, or the pair of bfloat16 that a product needs one after the other.
+using Pair = uint32_t;
+template <class T> constexpr int DEEP = std::is_same<T, Pair>::value ? 2 : 1;
+template <class T> struct Vector { typedef vf type; };
+template <> struct Vector<Pair> { typedef vp type; };
+
+inline Pair rounded(float x) {  // to the nearest bfloat16, ties to even; NaN stays NaN
+    Pair bits;
+    memcpy(&bits, &x, 4);
+    Pair nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return x == x ? nearest : bits >> 16 | 0x40;
+}
+template <class T> T joined(float x0, float x1);
+template <> inline float joined<float>(float x0, float) { return x0; }
+template <> inline Pair joined<Pair>(float x0, float x1) { return rounded(x0) | rounded(x1) << 16; }
+
+inline vf multiplied(vf sum, vf b, float a) { return sum + b * a; }
+inline vf multiplied(vf sum, vp b, Pair a) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+#else
+    Pair low = a << 16, high = a & 0xffff0000u;
+    float a0, a1;
+    memcpy(&a0, &low, 4), memcpy(&a1, &high, 4);
+    return sum + (vf)(b << 16) * a0 + (vf)(b & 0xffff0000u) * a1;
+#endif
+}
+
+struct Free { void operator()(void* p) const { free(p); } };
+template <class T> using Memory = std::unique_ptr<T, Free>;
+template <class T> Memory<T> memory(int64_t count) {
+    return Memory<T>((T*)aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
 }
 int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
 
@@ -46,30 +84,42 @@ template <class F> int parallel(int64_t n, int threads, F f) {
     return failed;
 }
 
-// Packs B[K, N], with strides, into panels [N / NR][K][NR], padded with zeros.
-void pack(int64_t K, int64_t N, const float* B, int64_t row, int64_t column, float* to) {
+// Numbers of B[K, n] at depth k, where column is constant; the caller knows it.
+template <class T> inline void row_of(const float* from, int64_t next, int64_t column, int64_t n,
+                                      bool last, T* to) {
+    if (last || DEEP<T> == 1)
+        for (int64_t j = 0; j < n; j++) to[j] = joined<T>(from[j * column], 0.0f);
+    else
+        for (int64_t j = 0; j < n; j++)
+            to[j] = joined<T>(from[j * column], from[j * column + next]);
+}
+
+// Packs B[K, N], with strides, into panels [N / NR][K / DEEP][NR], padded with zeros.
+template <class T>
+void pack(int64_t K, int64_t N, const float* B, int64_t row, int64_t column, T* to) {
     for (int64_t n0 = 0; n0 < N; n0 += NR)
-        for (int64_t k = 0; k < K; k++, to += NR) {
+        for (int64_t k = 0; k < K; k += DEEP<T>, to += NR) {
             const float* from = B + k * row + n0 * column;
             int64_t n = std::min<int64_t>(NR, N - n0);
-            for (int64_t j = 0; j < n; j++) to[j] = from[j * column];
-            for (int64_t j = n; j < NR; j++) to[j] = 0.0f;
+            if (column == 1) row_of(from, row, 1, n, k + 1 == K, to);
+            else row_of(from, row, column, n, k + 1 == K, to);
+            std::fill(to + n, to + NR, T(0));
         }
 }
 
-// C[M, n] = start + A B for one panel B; with `add` to what C holds.
-template <int M>
-void tile(int64_t K, const float* A, int64_t row, int64_t column, const float* B,
-          const float* start, float* C, int64_t stride, bool add, int64_t n) {
+// C[M, n] = start + A B for one panel B; with `add` to what C holds. K counts numbers of B.
+template <int M, class T>
+void tile(int64_t K, const T* A, int64_t row, int64_t column, const T* B, const float* start,
+          float* C, int64_t stride, bool add, int64_t n) {
     vf c[M][NV];
     for (int i = 0; i < M; i++)
         for (int j = 0; j < NV; j++) c[i][j] = start ? *(const vf*)(start + j * L) : vf{};
     for (int64_t k = 0; k < K; k++) {
-        vf b[NV];
-        for (int j = 0; j < NV; j++) b[j] = *(const vf*)(B + k * NR + j * L);
+        typename Vector<T>::type b[NV];
+        for (int j = 0; j < NV; j++) b[j] = *(const typename Vector<T>::type*)(B + k * NR + j * L);
         for (int i = 0; i < M; i++) {
-            float a = A[i * row + k * column];
-            for (int j = 0; j < NV; j++) c[i][j] += b[j] * a;
+            T a = A[i * row + k * column];
+            for (int j = 0; j < NV; j++) c[i][j] = multiplied(c[i][j], b[j], a);
         }
     }
     for (int i = 0; i < M; i++)
@@ -82,7 +132,8 @@ void tile(int64_t K, const float* A, int64_t row, int64_t column, const float* B
         }
 }
 
-void tiles(int64_t m, int64_t K, const float* A, int64_t row, int64_t column, const float* B,
+template <class T>
+void tiles(int64_t m, int64_t K, const T* A, int64_t row, int64_t column, const T* B,
            const float* start, float* C, int64_t stride, bool add, int64_t n) {
     static_assert(MR == 6, "the cases below");
     switch (m) {
@@ -95,46 +146,132 @@ void tiles(int64_t m, int64_t K, const float* A, int64_t row, int64_t column, co
     }
 }
 
+// The rows of A[m, K] as numbers of a product; `room` holds them if they must be rounded.
+inline const float* rows_of(int64_t, int64_t, const float* A, float*) { return A; }
+inline const Pair* rows_of(int64_t m, int64_t K, const float* A, Pair* room) {
+    for (int64_t i = 0, deep = (K + 1) / 2; i < m; i++) {
+        for (int64_t k = 0; k < K / 2; k++)
+            room[i * deep + k] = joined<Pair>(A[i * K + 2 * k], A[i * K + 2 * k + 1]);
+        if (K % 2) room[i * deep + K / 2] = joined<Pair>(A[i * K + K - 1], 0.0f);
+    }
+    return room;
+}
+
+// C[M, N] = start + A[M, K] B[K, N], B in panels.
+template <class T>
+void times(int64_t M, int64_t N, int64_t K, const T* A, const T* B, const float* start, float* C) {
+    int64_t deep = (K + DEEP<T> - 1) / DEEP<T>;
+    for (int64_t n0 = 0; n0 < N; n0 += NR)
+        for (int64_t m = 0; m < M; m += MR)
+            tiles(std::min<int64_t>(MR, M - m), deep, A + m * deep, deep, 1, B + n0 * deep,
+                  start ? start + n0 : nullptr, C + m * N + n0, N, false,
+                  std::min<int64_t>(NR, N - n0));
+}
+
 // C[M, N] = bias + A[M, K] B[K, N], B with strides. Threads split blocks of rows.
+template <class T>
 int by_rows(int threads, int64_t M, int64_t N, int64_t K, const float* A, const float* B,
             int64_t row, int64_t column, const float* bias, float* C) {
-    int64_t wide = padded(N);
-    Memory packed = memory(wide * K + wide);
-    if (!packed) return 1;
-    float* start = packed.get() + wide * K;
+    int64_t wide = padded(N), deep = (K + DEEP<T> - 1) / DEEP<T>;
+    Memory<T> packed = memory<T>(wide * deep);
+    Memory<float> start = memory<float>(wide);
+    if (!packed || !start) return 1;
     pack(K, N, B, row, column, packed.get());
-    if (bias) pack(1, N, bias, N, 1, start);
+    if (bias) pack(1, N, bias, N, 1, start.get());
     return parallel((M + ROWS - 1) / ROWS, threads, [&](int64_t first, int64_t last) {
-        for (int64_t m0 = first * ROWS; m0 < std::min(M, last * ROWS); m0 += ROWS)
-            for (int64_t n0 = 0; n0 < N; n0 += NR)
-                for (int64_t m = m0, end = std::min(M, m0 + ROWS); m < end; m += MR)
-                    tiles(std::min<int64_t>(MR, end - m), K, A + m * K, K, 1, packed.get() + n0 * K,
-                          bias ? start + n0 : nullptr, C + m * N + n0, N, false,
-                          std::min<int64_t>(NR, N - n0));
+        Memory<T> room = memory<T>(DEEP<T> == 1 ? 1 : ROWS * deep);
+        if (!room) return false;
+        for (int64_t m0 = first * ROWS; m0 < std::min(M, last * ROWS); m0 += ROWS) {
+            int64_t count = std::min(M, m0 + ROWS) - m0;
+            times(count, N, K, rows_of(count, K, A + m0 * K, room.get()), packed.get(),
+                  bias ? start.get() : nullptr, C + m0 * N);
+        }
         return true;
     });
 }
 
-// C[M, N] = A^T B with A[K, M], B[K, N], where K is long. Threads split the rows of C.
-int by_depth(int threads, int64_t M, int64_t N, int64_t K, const float* A, const float* B, float* C) {
-    return parallel((M + MR - 1) / MR, threads, [&](int64_t first, int64_t last) {
-        if (first == last) return true;
-        Memory right = memory(padded(N) * DEPTH), left = memory(MR * DEPTH * (last - first));
-        if (!right || !left) return false;
-        for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
-            int64_t depth = std::min(DEPTH, K - k0);
-            pack(depth, N, B + k0 * N, N, 1, right.get());
-            for (int64_t t = first; t < last; t++) {
-                int64_t m = std::min<int64_t>(MR, M - t * MR);
-                float* to = left.get() + (t - first) * MR * DEPTH;
-                for (int64_t k = 0; k < depth; k++)
-                    for (int64_t i = 0; i < m; i++) to[k * MR + i] = A[(k0 + k) * M + t * MR + i];
+// C[M, N] (+)= A[depth, M]^T B[depth, N], few rows deep; `left` and `right` are room for panels.
+template <class T>
+void transposed(int64_t M, int64_t N, int64_t depth, const float* A, int64_t stride,
+                const float* B, float* C, bool add, T* left, T* right) {
+    int64_t deep = (depth + DEEP<T> - 1) / DEEP<T>;
+    pack(depth, N, B, N, 1, right);
+    for (int64_t k = 0; k < depth; k += DEEP<T>)
+        row_of(A + k * stride, stride, 1, M, k + 1 == depth, left + k / DEEP<T> * M);
+    for (int64_t n0 = 0; n0 < N; n0 += NR)
+        for (int64_t m = 0; m < M; m += MR)
+            tiles(std::min<int64_t>(MR, M - m), deep, left + m, 1, M, right + n0 * deep, nullptr,
+                  C + m * N + n0, N, add, std::min<int64_t>(NR, N - n0));
+}
+
+// sums[E] (+)= the columns of grad[depth, E]
+void columns(int64_t depth, int64_t E, const float* grad, int64_t stride, float* sums, bool add) {
+    for (int64_t e0 = 0; e0 < E; e0 += NR) {
+        float sum[NR] = {};
+        int64_t count = std::min<int64_t>(NR, E - e0);
+        for (int64_t n = 0; n < depth; n++)
+            for (int64_t e = 0; e < count; e++) sum[e] += grad[n * stride + e0 + e];
+        for (int64_t e = 0; e < count; e++) sums[e0 + e] = (add ? sums[e0 + e] : 0.0f) + sum[e];
+    }
+}
+
+// Gradients of small weights: dx, dW and db of a few tokens while they are in the cache. The sums of
+// the parts of the tokens are added in their order, so nothing depends on the number of threads.
+template <class T>
+int at_once(int threads, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
+            const float* weight, float* dx, float* dweight, float* dbias) {
+    int64_t parts = std::max<int64_t>(1, std::min(PARTS, N / (2 * DEPTH))), size = E * K + E;
+    int64_t deep = (E + DEEP<T> - 1) / DEEP<T>;
+    Memory<T> packed = memory<T>(padded(K) * deep);
+    Memory<float> sums = memory<float>(parts * size);
+    if (!packed || !sums) return 1;
+    if (dx) pack(E, K, weight, K, 1, packed.get());
+    int failed = parallel(parts, threads, [&](int64_t first, int64_t last) {
+        Memory<T> rows = memory<T>(DEEP<T> == 1 ? 1 : DEPTH * deep);
+        Memory<T> left = memory<T>(E * DEPTH / DEEP<T>);
+        Memory<T> right = memory<T>(padded(K) * DEPTH / DEEP<T>);
+        if (!rows || !left || !right) return false;
+        for (int64_t part = first; part < last; part++)
+            for (int64_t begin = N * part / parts, n = begin, end = N * (part + 1) / parts; n < end;
+                 n += DEPTH) {
+                int64_t depth = std::min(DEPTH, end - n);
+                float* sum = sums.get() + part * size;
+                if (dx)
+                    times(depth, K, E, rows_of(depth, E, grad + n * E, rows.get()), packed.get(),
+                          nullptr, dx + n * K);
+                transposed(E, K, depth, grad + n * E, E, x + n * K, sum, n > begin, left.get(),
+                           right.get());
+                columns(depth, E, grad + n * E, E, sum + E * K, n > begin);
             }
-            for (int64_t n0 = 0; n0 < N; n0 += NR)
-                for (int64_t t = first; t < last; t++)
-                    tiles(std::min<int64_t>(MR, M - t * MR), depth,
-                          left.get() + (t - first) * MR * DEPTH, 1, MR, right.get() + n0 * depth,
-                          nullptr, C + t * MR * N + n0, N, k0 > 0, std::min<int64_t>(NR, N - n0));
+        return true;
+    });
+    return failed | parallel((size + NR - 1) / NR, threads, [&](int64_t first, int64_t last) {
+        for (int64_t i = first * NR; i < std::min(size, last * NR); i++) {
+            float total = 0.0f;
+            for (int64_t part = 0; part < parts; part++) total += sums.get()[part * size + i];
+            if (i < E * K) dweight[i] = total;
+            else if (dbias) dbias[i - E * K] = total;
+        }
+        return true;
+    });
+}
+
+// Gradients of large weights: threads split the rows of dW.
+template <class T>
+int one_by_one(int threads, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
+               const float* weight, float* dx, float* dweight, float* dbias) {
+    if (dx && by_rows<T>(threads, N, K, E, grad, weight, K, 1, nullptr, dx)) return 1;
+    return parallel((E + MR - 1) / MR, threads, [&](int64_t first, int64_t last) {
+        if (first == last) return true;
+        int64_t begin = first * MR, width = std::min(E, last * MR) - begin;
+        Memory<T> right = memory<T>(padded(K) * DEPTH / DEEP<T>);
+        Memory<T> left = memory<T>(width * DEPTH / DEEP<T>);
+        if (!right || !left) return false;
+        for (int64_t n = 0; n < N; n += DEPTH) {
+            int64_t depth = std::min(DEPTH, N - n);
+            transposed(width, K, depth, grad + n * E + begin, E, x + n * K, dweight + begin * K,
+                       n > 0, left.get(), right.get());
+            if (dbias) columns(depth, width, grad + n * E + begin, E, dbias + begin, n > 0);
         }
         return true;
     });
@@ -142,33 +279,18 @@ int by_depth(int threads, int64_t M, int64_t N, int64_t K, const float* A, const
 }  // namespace
 
 extern "C" {
-int hyla_linear(int threads, int64_t N, int64_t E, int64_t K, const float* x, const float* weight,
-                const float* bias, float* y) {
-    return by_rows(threads, N, E, K, x, weight, 1, K, bias, y);
+int hyla_linear(int threads, int half, int64_t N, int64_t E, int64_t K, const float* x,
+                const float* weight, const float* bias, float* y) {
+    return (half ? by_rows<Pair> : by_rows<float>)(threads, N, E, K, x, weight, 1, K, bias, y);
 }
 
 // dx and dbias may be null.
-int hyla_linear_backward(int threads, int64_t N, int64_t E, int64_t K, const float* grad,
-                         const float* x, const float* weight, float* dx, float* dweight,
-                         float* dbias) {
-    if (dx && by_rows(threads, N, K, E, grad, weight, K, 1, nullptr, dx)) return 1;
-    if (dbias)
-        parallel((E + L - 1) / L, threads, [&](int64_t first, int64_t last) {
-            int64_t begin = first * L, end = std::min(E, last * L);
-            std::fill(dbias + begin, dbias + end, 0.0f);
-            for (int64_t n0 = 0; n0 < N; n0 += DEPTH) {  // sums of sums, which round less
-                float sums[L] = {};
-                for (int64_t e0 = begin; e0 < end; e0 += L) {
-                    int64_t lanes = std::min<int64_t>(L, end - e0);
-                    std::fill(sums, sums + L, 0.0f);
-                    for (int64_t n = n0; n < std::min(N, n0 + DEPTH); n++)
-                        for (int64_t l = 0; l < lanes; l++) sums[l] += grad[n * E + e0 + l];
-                    for (int64_t l = 0; l < lanes; l++) dbias[e0 + l] += sums[l];
-                }
-            }
-            return true;
-        });
-    return by_depth(threads, E, K, N, grad, x, dweight);
+int hyla_linear_backward(int threads, int half, int64_t N, int64_t E, int64_t K,
+                         const float* grad, const float* x, const float* weight, float* dx,
+                         float* dweight, float* dbias) {
+    auto function = E * K > LARGEST ? half ? one_by_one<Pair> : one_by_one<float>
+                                    : half ? at_once<Pair> : at_once<float>;
+    return function(threads, N, E, K, grad, x, weight, dx, dweight, dbias);
 }
 
 // One step of AdamW for a member, in place; hyla/train/optimiser.py has the formula.

@@ -4,10 +4,15 @@ PyTorch multiplies float32 matrices with MKL, which takes slow paths on processo
 Intel's: on an AMD EPYC (Zen 5) it reached 237 GFLOP/s where products.cpp reaches 490. Elsewhere,
 and without a compiler, PyTorch's own are used.
 
+Within `in_bf16` their factors are rounded to bfloat16, which processors with such products multiply
+twice as fast; sums, results and all else stay float32.
+
 Shapes: N rows, K inputs, E outputs, P parameters.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -18,6 +23,19 @@ from hyla import native
 
 SMALLEST = 2**18  # N * K * E; calling a library costs more than it saves below
 INTEL = "GenuineIntel"
+
+_rounds = False  # set by `in_bf16`
+
+
+@contextmanager
+def in_bf16(rounds: bool = True) -> Iterator[None]:
+    """Multiply in bfloat16 within a `with` block; its backward is the same wherever it runs."""
+    global _rounds
+    before, _rounds = _rounds, rounds
+    try:
+        yield
+    finally:
+        _rounds = before
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
@@ -40,14 +58,17 @@ def is_available() -> bool:
     return native.vendor() != INTEL and _library() is not None
 
 
-@cache
 def _library() -> ctypes.CDLL | None:
     library = native.load("products")
-    if library is not None:
-        numbers, pointer, count = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
-        library.hyla_linear.argtypes = (numbers, *[count] * 3, *[pointer] * 4)
-        library.hyla_linear_backward.argtypes = (numbers, *[count] * 3, *[pointer] * 6)
-        library.hyla_adamw.argtypes = (numbers, count, *[pointer] * 5, *[ctypes.c_float] * 6)
+    return None if library is None else _typed(library)
+
+
+@cache
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    numbers, pointer, count = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+    library.hyla_linear.argtypes = (*[numbers] * 2, *[count] * 3, *[pointer] * 4)
+    library.hyla_linear_backward.argtypes = (*[numbers] * 2, *[count] * 3, *[pointer] * 6)
+    library.hyla_adamw.argtypes = (numbers, count, *[pointer] * 5, *[ctypes.c_float] * 6)
     return library
 
 
@@ -60,27 +81,33 @@ def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-@torch.library.custom_op("hyla::linear", mutates_args=())
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x W^T + b from x `[N, K]` and W `[E, K]`."""
+    return operator(x, weight, bias, _rounds)
+
+
+@torch.library.custom_op("hyla::linear", mutates_args=())
+def operator(x: Tensor, weight: Tensor, bias: Tensor | None, half: bool) -> Tensor:
+    """`linear`, with factors in bfloat16 if half."""
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[0])
     library = _library()
     assert library is not None
     pointers = map(_pointer, (x, weight, bias, y))
-    _check(library.hyla_linear(torch.get_num_threads(), *y.shape, x.shape[1], *pointers))
+    sizes = (torch.get_num_threads(), half, *y.shape, x.shape[1])
+    _check(library.hyla_linear(*sizes, *pointers))
     return y
 
 
-@linear.register_fake
-def _(x, weight, bias):  # type: ignore[no-untyped-def]
+@operator.register_fake
+def _(x, weight, bias, half):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
 @torch.library.custom_op("hyla::linear_backward", mutates_args=())
 def linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, need_x: bool, need_bias: bool
+    grad: Tensor, x: Tensor, weight: Tensor, half: bool, need_x: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of x, W and b; those that are not needed are empty."""
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
@@ -91,32 +118,32 @@ def linear_backward(
     assert library is not None
     results = (dx if need_x else None, dweight, dbias if need_bias else None)
     pointers = map(_pointer, (grad, x, weight, *results))
-    sizes = (*grad.shape, x.shape[1])
-    _check(library.hyla_linear_backward(torch.get_num_threads(), *sizes, *pointers))
+    sizes = (torch.get_num_threads(), half, *grad.shape, x.shape[1])
+    _check(library.hyla_linear_backward(*sizes, *pointers))
     return dx, dweight, dbias
 
 
 @linear_backward.register_fake
-def _(grad, x, weight, need_x, need_bias):  # type: ignore[no-untyped-def]
+def _(grad, x, weight, half, need_x, need_bias):  # type: ignore[no-untyped-def]
     dx = x.new_empty(x.shape if need_x else 0)
     return dx, weight.new_empty(weight.shape), x.new_empty(weight.shape[0] if need_bias else 0)
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, bias = inputs
+    x, weight, bias, half = inputs
     ctx.save_for_backward(x, weight)
-    ctx.has_bias = bias is not None
+    ctx.has_bias, ctx.half = bias is not None, half
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     need_x, need_bias = ctx.needs_input_grad[0], ctx.has_bias
-    dx, dweight, dbias = linear_backward(grad, *ctx.saved_tensors, need_x, need_bias)
-    return dx if need_x else None, dweight, dbias if need_bias else None
+    dx, dweight, dbias = linear_backward(grad, *ctx.saved_tensors, ctx.half, need_x, need_bias)
+    return dx if need_x else None, dweight, dbias if need_bias else None, None
 
 
 def _setup_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:3])
-    ctx.needs = inputs[3:]
+    ctx.needs = inputs[4:]
 
 
 def _second(ctx, ddx, ddweight, ddbias):  # type: ignore[no-untyped-def]
@@ -126,10 +153,10 @@ def _second(ctx, ddx, ddweight, ddbias):  # type: ignore[no-untyped-def]
     dgrad = x @ ddweight.mT
     dgrad = dgrad + ddx @ weight.mT if need_x else dgrad
     dgrad = dgrad + ddbias if need_bias else dgrad
-    return dgrad, grad @ ddweight, grad.mT @ ddx if need_x else None, None, None
+    return dgrad, grad @ ddweight, grad.mT @ ddx if need_x else None, None, None, None
 
 
-linear.register_autograd(_backward, setup_context=_setup)
+operator.register_autograd(_backward, setup_context=_setup)
 linear_backward.register_autograd(_second, setup_context=_setup_second)
 
 

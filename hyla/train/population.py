@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyla import products
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
 from hyla.train.config import VALIDATION, RunConfig
@@ -205,7 +206,7 @@ class Population:
 
     def _autocast(self, half: torch.dtype | None) -> AbstractContextManager[Any]:
         # Around a forward alone: in the backward each operation has the precision of its forward.
-        if half is None:
+        if half is None or rounds_products(self.config.precision, self.device):
             return nullcontext()
         return torch.autocast(self.device.type, half, cache_enabled=False)
 
@@ -357,13 +358,19 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
     return rows(parts)[0]
 
 
+def rounds_products(precision: str, device: torch.device) -> bool:
+    """Whether bf16 means linear layers that round their factors, and nothing else, to it."""
+    return precision == "bf16" and device.type == "cpu" and products.is_available()
+
+
 @contextmanager
 def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
     """Matrix products of fp32 in tf32, if their precision is that or less; without autocast."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "fp16") else "highest")
+    rounding = products.in_bf16(rounds_products(precision, device))
     try:
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(device.type, enabled=False), rounding:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
