@@ -154,6 +154,8 @@ def test_the_reference_is_float32_inside_of_16_bits(
 @pytest.mark.parametrize("kind", ["hyla", "softmax", "hyla+deep"])
 def test_the_operators_are_what_torch_expects(kind: str) -> None:
     form, tensors = FORMS[kind], problem(kind)
+    if "deep" in tensors:
+        tensors["deep"] = tensors["deep"][None]
     leaves = [tensors[n].requires_grad_() if n in tensors else None for n in NAMES]
     lengths, factors = torch.tensor([0, 19, 3, 1, 7], dtype=torch.int32), torch.rand(1, 7, 19)
     given = (*leaves[:4], lengths, leaves[4], factors)
