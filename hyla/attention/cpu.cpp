@@ -22,10 +22,12 @@
 #include <omp.h>
 #include <utility>
 
+using i64 = int64_t;
+
 extern "C" struct Call {  // as in cpu.py
-    int64_t threads, type, normaliser, network, relu, causal;
-    int64_t N, Q, K, H, D, V, M;
-    int64_t q_sequence, q_token, k_sequence, k_token, v_sequence, v_token;  // strides
+    i64 threads, type, normaliser, network, relu, causal;
+    i64 N, Q, K, H, D, V, M;
+    i64 q_sequence, q_token, k_sequence, k_token, v_sequence, v_token;  // strides
     double scale, eps;
     const void *q, *k, *v;
     const float* bias;       // [M, H, Q, K] or null
@@ -58,7 +60,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * L)));
 typedef uint16_t vh __attribute__((vector_size(2 * L), aligned(2), may_alias));
 typedef _Float16 vhf __attribute__((vector_size(2 * L), aligned(2), may_alias));
 #define INLINE inline __attribute__((always_inline))
-#define EACH(i, n) for (int64_t i = 0; i < (n); i++)
+#define EACH(i, n) for (i64 i = 0; i < (n); i++)
 INLINE vf ld(const float* p) { return *(const vf*)p; }
 INLINE void st(float* p, vf x) { *(vf*)p = x; }
 INLINE vf all(float x) { return x - vf{}; }
@@ -75,13 +77,13 @@ INLINE void write(bf16* p, vf x) {
     *(vh*)p = __builtin_convertvector(x == x ? r : (vu{} + 0x7fc0), vh);
 }
 INLINE void write(_Float16* p, vf x) { *(vhf*)p = __builtin_convertvector(x, vhf); }
-template <class T> INLINE vf read(const T* p, int64_t n) {  // the first n numbers, then 0
+template <class T> INLINE vf read(const T* p, i64 n) {  // the first n numbers, then 0
     if (n >= L) return read(p);
     T part[L] = {};
     EACH(i, n) part[i] = p[i];
     return read(part);
 }
-template <class T> INLINE void write(T* p, vf x, int64_t n) {
+template <class T> INLINE void write(T* p, vf x, i64 n) {
     if (n >= L) return write(p, x);
     T part[L];
     write(part, x);
@@ -89,20 +91,18 @@ template <class T> INLINE void write(T* p, vf x, int64_t n) {
 }
 
 // Exchange of lanes between two rows; with all distances 1, 2, 4, ... a transpose.
-template <int M, size_t... J> INLINE vf low(vf a, vf b, std::index_sequence<J...>) {
-    return __builtin_shufflevector(a, b, ((J & M) ? L + (J - M) : J)...);
-}
-template <int M, size_t... J> INLINE vf high(vf a, vf b, std::index_sequence<J...>) {
-    return __builtin_shufflevector(a, b, ((J & M) ? L + J : J + M)...);
-}
 using Lanes = std::make_index_sequence<L>;
+template <int M, int UP, size_t... J> INLINE vf mix(vf a, vf b, std::index_sequence<J...>) {
+    return __builtin_shufflevector(a, b, (J & M ? L + J - M + UP : J + UP)...);
+}
+template <int M> INLINE vf low(vf a, vf b) { return mix<M, 0>(a, b, Lanes{}); }
+template <int M> INLINE vf high(vf a, vf b) { return mix<M, M>(a, b, Lanes{}); }
 template <int M = 1> INLINE void transpose(vf* x) {
     if constexpr (M < L) {
-        EACH(i, L)
-            if (!(i & M)) {
+        EACH(i, L) if (!(i & M)) {
                 vf a = x[i], b = x[i + M];
-                x[i] = low<M>(a, b, Lanes{});
-                x[i + M] = high<M>(a, b, Lanes{});
+                x[i] = low<M>(a, b);
+                x[i + M] = high<M>(a, b);
             }
         transpose<2 * M>(x);
     }
@@ -110,33 +110,21 @@ template <int M = 1> INLINE void transpose(vf* x) {
 template <int M = 1> INLINE vf sums(vf* x) {  // lane j: the sum of the lanes of x[j]
     if constexpr (M < L) {
         for (int i = 0; i < L; i += 2 * M)
-            x[i] = low<M>(x[i], x[i + M], Lanes{}) + high<M>(x[i], x[i + M], Lanes{});
+            x[i] = low<M>(x[i], x[i + M]) + high<M>(x[i], x[i + M]);
         return sums<2 * M>(x);
     }
     return x[0];
 }
-INLINE float sum(vf x) {
-    float total = 0.0f;
-    EACH(i, L) total += x[i];
-    return total;
-}
-INLINE vf inverse_root(vf x) {
-    vf r;
-    EACH(i, L) r[i] = 1.0f / __builtin_sqrtf(x[i]);
-    return r;
-}
+INLINE float sum(vf x) { float t = 0.0f; EACH(i, L) t += x[i]; return t; }
+INLINE vf inverse_root(vf x) { EACH(i, L) x[i] = 1.0f / __builtin_sqrtf(x[i]); return x; }
+INLINE vf inverted(vf total) { return total == 0.0f ? vf{} : 1.0f / total; }
 INLINE vf exponential(vf x) {  // of at most 88; NaN stays NaN; relative error about 1e-7
     vf y = x < -87.0f ? all(-87.0f) : x;
     vf n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
     vf f = y - n * 0.693359375f;
     f = f + n * 2.12194440e-4f;
-    vf p = all(1.9875691500e-4f);
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * f * f + f + 1.0f;
+    vf p = (1.9875691500e-4f * f + 1.3981999507e-3f) * f + 8.3334519073e-3f;
+    p = (((p * f + 4.1665795894e-2f) * f + 1.6666665459e-1f) * f + 5.0000001201e-1f) * f * f + f + 1.0f;
     vi e = __builtin_convertvector(n == n ? n : vf{}, vi);
     p = p * (vf)((e + 127) << 23);
     return x < -87.0f ? vf{} : p;
@@ -145,24 +133,23 @@ INLINE vf exponential(vf x) {  // of at most 88; NaN stays NaN; relative error a
 // Tokens (at most L of them) of `count` numbers to vectors: number c of each token to to(c), for
 // all c below `wanted`. What is past the end is 0.
 template <class T, class F>
-void columns(const T* x, int64_t stride, int64_t tokens, int64_t count, int64_t wanted, float scale,
+void columns(const T* x, i64 stride, i64 tokens, i64 count, i64 wanted, float scale,
              F to) {
-    for (int64_t c0 = 0; c0 < wanted; c0 += L) {
+    for (i64 c0 = 0; c0 < wanted; c0 += L) {
         vf r[L];
-        EACH(i, L)
-            r[i] = i < tokens ? read(x + i * stride + c0, count - c0) * scale : vf{};
+        EACH(i, L) r[i] = i < tokens ? read(x + i * stride + c0, count - c0) * scale : vf{};
         transpose(r);
         EACH(i, L) if (c0 + i < wanted) st(to(c0 + i), r[i]);
     }
 }
 // The reverse: vectors at from(c) to tokens.
 template <class T, class F>
-void tokens(F from, float scale, int64_t count, int64_t tokens, T* x, int64_t stride, bool add) {
-    for (int64_t c0 = 0; c0 < count; c0 += L) {
+void tokens(F from, float scale, i64 count, i64 tokens, T* x, i64 stride, bool add) {
+    for (i64 c0 = 0; c0 < count; c0 += L) {
         vf r[L];
         EACH(i, L) r[i] = c0 + i < count ? ld(from(c0 + i)) : vf{};
         transpose(r);
-        EACH(i, std::min<int64_t>(L, tokens)) {
+        EACH(i, std::min<i64>(L, tokens)) {
             T* p = x + i * stride + c0;
             vf before = add ? read(p, count - c0) : vf{};
             write(p, before + r[i] * scale, count - c0);
@@ -172,17 +159,17 @@ void tokens(F from, float scale, int64_t count, int64_t tokens, T* x, int64_t st
 
 struct Free { void operator()(float* p) const { free(p); } };
 using Memory = std::unique_ptr<float, Free>;
-Memory memory(int64_t count) {
+Memory memory(i64 count) {
     return Memory((float*)aligned_alloc(64, (count * sizeof(float) / 64 + 1) * 64));
 }
-int64_t whole(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
+i64 whole(i64 n, i64 of) { return (n + of - 1) / of * of; }
 
 // What all threads share.
 struct Problem : Call {
-    int64_t C, E, Cp, Ep, Qp, Kp;  // numbers of a token; numbers, queries and keys in whole vectors
-    int64_t W, tiles, parts;       // vectors of a tile, tiles of a sequence, parts that share them
+    i64 C, E, Cp, Ep, Qp, Kp;  // numbers of a token; numbers, queries and keys in whole vectors
+    i64 W, tiles, parts;       // vectors of a tile, tiles of a sequence, parts that share them
     bool crossed, holes = false;   // holes: some bias is -inf
-    int64_t head_step, block_step, set_step;  // of biases: by head, by KB keys, by set
+    i64 head_step, block_step, set_step;  // of biases: by head, by KB keys, by set
     Memory biases, multipliers;
 
     Problem(const Call& call, bool backward) : Call(call) {
@@ -192,41 +179,40 @@ struct Problem : Call {
         head_step = crossed ? KB * Qp : Kp * Qp;
         block_step = crossed ? H * KB * Qp : KB * Qp;
         set_step = H * Kp * Qp;
-        int64_t vectors = Qp / L, groups = whole(vectors, MOST_VECTORS) / MOST_VECTORS;
+        i64 vectors = Qp / L, groups = whole(vectors, MOST_VECTORS) / MOST_VECTORS;
         W = backward ? whole(vectors, groups) / groups : 1;
         tiles = whole(vectors, W) / W;
         // Sums of gradients of keys must not depend on the number of threads.
         parts = std::min(tiles, whole(64, N) / N);
     }
     // Runs f(thread, begin, end) over parts of 0 .. n - 1; returns whether some f returned false.
-    template <class F> bool parallel(int64_t n, F f) const {
-        int failed = 0, count = (int)std::max<int64_t>(1, std::min(threads, n));
+    template <class F> bool parallel(i64 n, F f) const {
+        int failed = 0, count = (int)std::max<i64>(1, std::min(threads, n));
 #pragma omp parallel num_threads(count) reduction(| : failed)
         {
-            int64_t id = omp_get_thread_num(), all = omp_get_num_threads();
+            i64 id = omp_get_thread_num(), all = omp_get_num_threads();
             failed |= !f(id, n * id / all, n * (id + 1) / all);
         }
         return failed;
     }
-    float* at(float* set, int64_t h, int64_t k) const {
+    float* at(float* set, i64 h, i64 k) const {
         return set + h * head_step + k / KB * block_step + k % KB * Qp;
     }
     bool transpose_pairs() {
         if (bias && !(biases = memory(M * set_step))) return false;
         if (factors && !(multipliers = memory(M * Kp * Qp))) return false;
         auto run = [&](const float* from, auto to) {
-            for (int64_t q0 = 0; q0 < Q; q0 += L)
-                columns(from + q0 * K, K, Q - q0, K, Kp, 1.0f, [&](int64_t k) { return to(k) + q0; });
+            for (i64 q0 = 0; q0 < Q; q0 += L)
+                columns(from + q0 * K, K, Q - q0, K, Kp, 1.0f, [&](i64 k) { return to(k) + q0; });
         };
-        if (factors)
-            EACH(m, M) run(factors + m * Q * K, [&](int64_t k) {
+        if (factors) EACH(m, M) run(factors + m * Q * K, [&](i64 k) {
                 return multipliers.get() + (m * Kp + k) * Qp;
             });
-        holes = bias && parallel(M * H, [&](int64_t, int64_t first, int64_t last) {
+        holes = bias && parallel(M * H, [&](i64, i64 first, i64 last) {
             int lowest = 0;
-            for (int64_t i = first; i < last; i++) {
+            for (i64 i = first; i < last; i++) {
                 const float* from = bias + i * Q * K;
-                run(from, [&](int64_t k) { return at(biases.get() + i / H * set_step, i % H, k); });
+                run(from, [&](i64 k) { return at(biases.get() + i / H * set_step, i % H, k); });
                 EACH(j, Q * K) lowest |= from[j] == -INFINITY;
             }
             return !lowest;
@@ -235,36 +221,32 @@ struct Problem : Call {
     }
 };
 
-#define CHUNKS(count, c0, call)                          \
-    for (int64_t c0 = 0, end = (count); c0 < end;) {     \
-        if (DT != 2 && c0 + 4 <= end) {                  \
-            constexpr int N = 4; call; c0 += 4;          \
-        } else if (c0 + 2 <= end) {                      \
-            constexpr int N = 2; call; c0 += 2;          \
-        } else {                                         \
-            constexpr int N = 1; call; c0 += 1;          \
-        }                                                \
+#define CHUNKS(count, c0, call) \
+    for (i64 c0 = 0, end = (count); c0 < end;) { \
+        if (DT != 2 && c0 + 4 <= end) { constexpr int N = 4; call; c0 += 4; } \
+        else if (c0 + 2 <= end) { constexpr int N = 2; call; c0 += 2; } \
+        else { constexpr int N = 1; call; c0 += 1; } \
     }
 
 // What a thread has, and how it computes. DT: the head sizes D = V, or 0 for any.
 struct Work {
     const Problem& p;
     Memory own;
-    int64_t n = 0, keys = 0;                                  // the sequence, its keys
+    i64 n = 0, keys = 0;                                  // the sequence, its keys
     const float *bias = nullptr, *factor = nullptr, *deep = nullptr;  // of its sets
     float *dbias = nullptr, *ddeep = nullptr;
     // [vector][component][lane]: Q, G, DQ, O; rows [key][head][component]: K, V, DK (then DV). Of each
     // pair (`wide` lanes): S, A = dcode, Z = dz rf, R = rf and what RMSHead subtracts. Of each query
     // and head: highest score, inverse of the sum of exponentials, mean gradient of the code.
     float *Q, *G, *DQ, *O, *K, *V, *DK, *S, *A, *Z, *R, *most, *inverse, *mean;
-    int64_t wide;
+    i64 wide;
 
     Work(const Problem& problem, bool backward) : p(problem), wide(problem.W * L) {
-        int64_t pairs = p.crossed ? p.H * KB : p.Kp;
+        i64 pairs = p.crossed ? p.H * KB : p.Kp;
         if (p.normaliser == SOFTMAX) pairs = std::max(pairs, p.Kp);
         EACH(pass, 2) {  // counts, then gives parts of one piece of memory
-            int64_t used = 0;
-            auto take = [&](int64_t count) {
+            i64 used = 0;
+            auto take = [&](i64 count) {
                 used += whole(count, 16);
                 return own ? own.get() + used - whole(count, 16) : nullptr;
             };
@@ -284,19 +266,19 @@ struct Work {
         else f(_Float16{});
     }
     template <class T>
-    void rows(const void* from, int64_t sequence, int64_t token, int64_t count, bool relu, float* to) {
+    void rows(const void* from, i64 sequence, i64 token, i64 count, bool relu, float* to) {
         const T* x = (const T*)from + n * sequence;
         EACH(t, keys)
-            for (int64_t c = 0; c < count; c += L) {
+            for (i64 c = 0; c < count; c += L) {
                 vf y = read(x + t * token + c, count - c);
                 write(to + t * count + c, relu ? positive(y) : y, count - c);
             }
         std::fill(to + keys * count, to + whole(keys, KB) * count, 0.0f);
     }
-    void begin(int64_t sequence) {
+    void begin(i64 sequence) {
         n = sequence;
-        keys = p.lengths ? std::max<int64_t>(0, std::min<int64_t>(p.K, p.lengths[n])) : p.K;
-        const int64_t set = n / (p.N / p.M);
+        keys = p.lengths ? std::max<i64>(0, std::min<i64>(p.K, p.lengths[n])) : p.K;
+        const i64 set = n / (p.N / p.M);
         if (p.bias) bias = p.biases.get() + set * p.set_step;
         if (p.factors) factor = p.multipliers.get() + set * p.Kp * p.Qp;
         if (p.deep) deep = p.deep + set * p.E * p.V;
@@ -307,15 +289,15 @@ struct Work {
         });
     }
     // Keys that queries before `end` may see, in whole blocks.
-    int64_t seen(int64_t end) const {
+    i64 seen(i64 end) const {
         return whole(p.causal ? std::min(keys, end + p.K - p.Q) : keys, KB);
     }
     // Whether some pair of queries from q0 and KB keys from k0 may be masked.
-    bool cut(int64_t q0, int64_t k0) const {
+    bool cut(i64 q0, i64 k0) const {
         return p.holes || k0 + KB > keys || (p.causal && k0 + KB - 1 > q0 + p.K - p.Q);
     }
     // The bias; with `masks`, -inf if a pair is masked.
-    INLINE vf start(int64_t h, int64_t k0, int j, int64_t q0, bool masks) const {
+    INLINE vf start(i64 h, i64 k0, int j, i64 q0, bool masks) const {
         vf b = vf{};
         if (bias) b = ld(bias + h * p.head_step + k0 / KB * p.block_step + j * p.Qp + q0);
         if (masks) {
@@ -327,29 +309,29 @@ struct Work {
         }
         return b;
     }
-    INLINE vf factor_of(int64_t k, int64_t q0) const {
+    INLINE vf factor_of(i64 k, i64 q0) const {
         return factor ? ld(factor + k * p.Qp + q0) : all(1.0f);
+    }
+    // Adds products of vectors of one head with KB rows.
+    INLINE void products(const float* x, const float* rows, i64 size, i64 step, vf* acc) const {
+#pragma GCC unroll 4
+        EACH(d, size) EACH(j, KB) acc[j] += ld(x + d * L) * rows[j * step + d];
     }
     // Scores of the queries at Qv, from q0, with KB keys; `hidden` where masked.
     template <int DT>
-    INLINE void scores(const float* Qv, int64_t q0, int64_t k0, int64_t h, float hidden, vf* acc) const {
-        const int64_t D = DT ? DT : p.D;
+    INLINE void scores(const float* Qv, i64 q0, i64 k0, i64 h, float hidden, vf* acc) const {
+        const i64 size = DT ? DT : p.D;
         const bool masks = cut(q0, k0);
         EACH(j, KB) acc[j] = start(h, k0, j, q0, masks);
-        const float *q = Qv + h * D * L, *k = K + k0 * p.C + h * D;
-#pragma GCC unroll 4
-        EACH(d, D) {
-            vf x = ld(q + d * L);
-            EACH(j, KB) acc[j] += x * k[j * p.C + d];
-        }
-        if (masks)
-            EACH(j, KB) acc[j] = start(h, k0, j, q0, true) == -INFINITY ? all(hidden) : acc[j];
+        products(Qv + h * size * L, K + k0 * p.C + h * size, size, p.C, acc);
+        EACH(j, masks ? KB : 0)
+            acc[j] = start(h, k0, j, q0, true) == -INFINITY ? all(hidden) : acc[j];
     }
     // Scores with all keys to S, in steps of `wide`; of a softmax returns the highest.
     template <int DT, int NORM>
-    INLINE vf head_scores(const float* Qv, int64_t q0, int64_t h, int64_t limit, float* to) const {
+    INLINE vf head_scores(const float* Qv, i64 q0, i64 h, i64 limit, float* to) const {
         vf highest = all(-INFINITY);
-        for (int64_t k0 = 0; k0 < limit; k0 += KB) {
+        for (i64 k0 = 0; k0 < limit; k0 += KB) {
             vf acc[KB];
             scores<DT>(Qv, q0, k0, h, NORM == SOFTMAX ? -INFINITY : 0.0f, acc);
             EACH(j, KB) {
@@ -359,44 +341,40 @@ struct Work {
         }
         return highest == -INFINITY ? vf{} : highest;
     }
-    static INLINE vf inverted(vf total) { return total == 0.0f ? vf{} : 1.0f / total; }
 
-    // Without RMSHead and with a linear value network: one head at a time.
+    // Exponentials of scores in place; returns their sum.
+    INLINE vf exponentials(float* s, i64 limit, vf highest) const {
+        vf total = vf{};
+        EACH(k, limit) {
+            vf e = exponential(ld(s + k * wide) - highest);
+            st(s + k * wide, e);
+            total += e;
+        }
+        return total;
+    }
     // Adds the values of keys from k0, times codes, to O, which is scaled then.
     template <int DT, int N>
-    INLINE void add_values(const float* codes, int64_t k0, int64_t count, int64_t h, int64_t v0, vf scale) {
-        const int64_t at = h * (DT ? DT : p.V) + v0;
+    INLINE void add_values(const float* codes, i64 k0, i64 count, i64 h, i64 v0, vf scale) {
+        const i64 at = h * (DT ? DT : p.V) + v0;
         const float* v = V + k0 * p.E + at;
         vf acc[N];
         EACH(d, N) acc[d] = ld(O + (at + d) * L);
-        EACH(k, count) {
-            vf x = ld(codes + k * wide);
-            EACH(d, N) acc[d] += x * v[k * p.E + d];
-        }
+        EACH(k, count) EACH(d, N) acc[d] += ld(codes + k * wide) * v[k * p.E + d];
         EACH(d, N) st(O + (at + d) * L, acc[d] * scale);
     }
-    template <int DT, int NORM> void separate_forward(int64_t q0) {
-        const int64_t limit = seen(q0 + L);
+    template <int DT, int NORM> void separate_forward(i64 q0) {
+        const i64 limit = seen(q0 + L);
         EACH(h, p.H) {
             vf highest = head_scores<DT, NORM>(Q, q0, h, limit, S), scale = all(1.0f);
-            if (NORM == SOFTMAX) {
-                vf total = vf{};
-                EACH(k, limit) {
-                    vf e = exponential(ld(S + k * wide) - highest);
-                    total += e;
-                    st(S + k * wide, e);
-                }
-                scale = inverted(total);
-            }
-            if (factor)
-                EACH(k, limit) st(S + k * wide, ld(S + k * wide) * factor_of(k, q0));
+            if (NORM == SOFTMAX) scale = inverted(exponentials(S, limit, highest));
+            if (factor) EACH(k, limit) st(S + k * wide, ld(S + k * wide) * factor_of(k, q0));
             CHUNKS(DT ? DT : p.V, v0, (add_values<DT, N>(S, 0, limit, h, v0, scale)))
         }
     }
 
     // Codes of KB keys and all heads to S; `r` of RMSHead and `rf`.
     template <int DT, int NORM>
-    INLINE void codes(const float* Qv, int64_t q0, int64_t lane, int64_t k0, float* to, vf* r, vf* rf) const {
+    INLINE void codes(const float* Qv, i64 q0, i64 lane, i64 k0, float* to, vf* r, vf* rf) const {
         vf squares[KB];
         EACH(j, KB) squares[j] = vf{};
         EACH(h, p.H) {
@@ -404,8 +382,8 @@ struct Work {
             scores<DT>(Qv, q0, k0, h, NORM == SOFTMAX ? -INFINITY : 0.0f, acc);
             EACH(j, KB) {
                 if (NORM == RMS) squares[j] += acc[j] * acc[j];
-                if (NORM == SOFTMAX)
-                    acc[j] = exponential(acc[j] - ld(most + h * wide + lane)) * ld(inverse + h * wide + lane);
+                if (NORM == SOFTMAX) acc[j] = exponential(acc[j] - ld(most + h * wide + lane));
+                if (NORM == SOFTMAX) acc[j] *= ld(inverse + h * wide + lane);
                 st(to + (h * KB + j) * wide, acc[j]);
             }
         }
@@ -415,31 +393,26 @@ struct Work {
         }
     }
     // Highest score and sum of exponentials, of each head.
-    template <int DT> void softmax_sums(const float* Qv, int64_t q0, int64_t lane, int64_t limit) {
+    template <int DT> void softmax_sums(const float* Qv, i64 q0, i64 lane, i64 limit) {
         EACH(h, p.H) {
-            vf highest = head_scores<DT, SOFTMAX>(Qv, q0, h, limit, S), total = vf{};
-            EACH(k, limit) total += exponential(ld(S + k * wide) - highest);
+            vf highest = head_scores<DT, SOFTMAX>(Qv, q0, h, limit, S);
             st(most + h * wide + lane, highest);
-            st(inverse + h * wide + lane, inverted(total));
+            st(inverse + h * wide + lane, inverted(exponentials(S, limit, highest)));
         }
     }
     // z, the input of phi: sums over heads of codes times values, for N components of KB keys.
     template <int DT, int N>
-    INLINE void hidden_layer(const float* codes, int64_t k0, int64_t v0, const vf* rf, vf (*z)[N]) const {
-        const int64_t size = DT ? DT : p.V;
-        EACH(j, KB)
-            EACH(d, N) z[j][d] = vf{};
+    INLINE void hidden_layer(const float* codes, i64 k0, i64 v0, const vf* rf, vf (*z)[N]) const {
+        const i64 size = DT ? DT : p.V;
+        EACH(j, KB) EACH(d, N) z[j][d] = vf{};
         EACH(h, p.H) {
             const float* v = V + k0 * p.E + h * size + v0;
-            EACH(j, KB) {
-                vf x = ld(codes + (h * KB + j) * wide);
-                EACH(d, N) z[j][d] += x * v[j * p.E + d];
-            }
+            EACH(j, KB) EACH(d, N) z[j][d] += ld(codes + (h * KB + j) * wide) * v[j * p.E + d];
         }
         EACH(j, KB) EACH(d, N) z[j][d] *= rf[j];
     }
-    template <int DT, int N> INLINE void mlp_forward(int64_t k0, int64_t v0, const vf* rf) {
-        const int64_t size = DT ? DT : p.V;
+    template <int DT, int N> INLINE void mlp_forward(i64 k0, i64 v0, const vf* rf) {
+        const i64 size = DT ? DT : p.V;
         vf z[KB][N];
         hidden_layer<DT, N>(S, k0, v0, rf, z);
         EACH(j, KB) EACH(d, N) z[j][d] = (p.relu ? positive(z[j][d]) : z[j][d]) * rf[j];
@@ -447,50 +420,41 @@ struct Work {
             float* o = O + (h * size + v0) * L;
             vf acc[N];
             EACH(d, N) acc[d] = ld(o + d * L);
-            EACH(j, KB) {
-                vf x = ld(S + (h * KB + j) * wide);
-                EACH(d, N) acc[d] += x * z[j][d];
-            }
+            EACH(j, KB) EACH(d, N) acc[d] += ld(S + (h * KB + j) * wide) * z[j][d];
             EACH(d, N) st(o + d * L, acc[d]);
         }
     }
     // Both hidden layers of key j: phi(z) and phi(y).
-    void deep_layers(const float* codes, int64_t k, vf rf, vf* z, vf* y) const {
+    void deep_layers(const float* codes, i64 k, vf rf, vf* z, vf* y) const {
         EACH(i, p.V) z[i] = y[i] = vf{};
         EACH(h, p.H) {
             vf a = ld(codes + h * KB * wide) * rf;
             EACH(i, p.V) z[i] += a * V[k * p.E + h * p.V + i];
         }
-        if (p.relu)
-            EACH(i, p.V) z[i] = positive(z[i]);
-        EACH(h, p.H) {
-            vf a = ld(codes + h * KB * wide) * rf;
-            EACH(u, p.V) y[u] += a * deep_row(h, u, z);
-        }
-        if (p.relu)
-            EACH(i, p.V) y[i] = positive(y[i]);
+        if (p.relu) EACH(i, p.V) z[i] = positive(z[i]);
+        EACH(h, p.H) EACH(u, p.V) y[u] += ld(codes + h * KB * wide) * rf * deep_row(h, u, z);
+        if (p.relu) EACH(i, p.V) y[i] = positive(y[i]);
     }
-    INLINE vf deep_row(int64_t h, int64_t u, const vf* z) const {
+    INLINE vf deep_row(i64 h, i64 u, const vf* z) const {
         const float* w = deep + (h * p.V + u) * p.V;
         vf t = vf{};
         EACH(i, p.V) t += z[i] * w[i];
         return t;
     }
-    void deep_forward(int64_t k0, const vf* rf) {
+    void deep_forward(i64 k0, const vf* rf) {
         vf z[MOST_DEEP], y[MOST_DEEP];
         EACH(j, KB) {
             deep_layers(S + j * wide, k0 + j, rf[j], z, y);
-            EACH(h, p.H) {
-                vf a = ld(S + (h * KB + j) * wide) * rf[j];
-                float* o = O + h * p.V * L;
-                EACH(u, p.V) st(o + u * L, ld(o + u * L) + a * y[u]);
+            EACH(i, p.E) {
+                vf a = ld(S + (i / p.V * KB + j) * wide) * rf[j];
+                st(O + i * L, ld(O + i * L) + a * y[i % p.V]);
             }
         }
     }
-    template <int DT, int NORM> void crossed_forward(int64_t q0) {
-        const int64_t limit = seen(q0 + L);
+    template <int DT, int NORM> void crossed_forward(i64 q0) {
+        const i64 limit = seen(q0 + L);
         if (NORM == SOFTMAX) softmax_sums<DT>(Q, q0, 0, limit);
-        for (int64_t k0 = 0; k0 < limit; k0 += KB) {
+        for (i64 k0 = 0; k0 < limit; k0 += KB) {
             vf r[KB], rf[KB];
             codes<DT, NORM>(Q, q0, 0, k0, S, r, rf);
             if (p.network == DEEP) deep_forward(k0, rf);
@@ -505,22 +469,22 @@ struct Work {
         }
     }
     // Queries of the sequence to vectors, and vectors to results.
-    void load(const void* x, int64_t sequence, int64_t token, int64_t q0, int64_t count, int64_t vectors, double scale, float* to) const {
+    void load(const void* x, i64 first, i64 token, i64 q0, i64 count, double scale, float* to) {
         typed([&](auto t) {
-            columns((const decltype(t)*)x + n * sequence + q0 * token, token, p.Q - q0, count, vectors, (float)scale,
-                    [&](int64_t c) { return to + c * L; });
+            columns((const decltype(t)*)x + first + q0 * token, token, p.Q - q0, count,
+                    whole(count, L), (float)scale, [&](i64 c) { return to + c * L; });
         });
     }
-    void store(const float* from, int64_t q0, int64_t count, double scale, void* to) const {
+    void store(const float* from, i64 q0, i64 count, double scale, void* to) const {
         typed([&](auto t) {
-            tokens([&](int64_t c) { return from + c * L; }, (float)scale, count, p.Q - q0,
+            tokens([&](i64 c) { return from + c * L; }, (float)scale, count, p.Q - q0,
                    (decltype(t)*)to + (n * p.Q + q0) * count, count, false);
         });
     }
-    template <int DT, int NORM> void forward(int64_t part) {
-        const int64_t last = p.tiles * (part + 1) / p.parts * L;
-        for (int64_t q0 = p.tiles * part / p.parts * L; q0 < last; q0 += L) {
-            load(p.q, p.q_sequence, p.q_token, q0, p.C, p.Cp, p.scale, Q);
+    template <int DT, int NORM> void forward(i64 part) {
+        const i64 last = p.tiles * (part + 1) / p.parts * L;
+        for (i64 q0 = p.tiles * part / p.parts * L; q0 < last; q0 += L) {
+            load(p.q, n * p.q_sequence, p.q_token, q0, p.C, p.scale, Q);
             std::fill_n(O, p.Ep * L, 0.0f);
             if (p.crossed) crossed_forward<DT, NORM>(q0);
             else if constexpr (NORM != RMS) separate_forward<DT, NORM>(q0);
@@ -531,22 +495,16 @@ struct Work {
     // Gradients of codes to A, for the queries at `lane` of the tile and KB keys; Z besides. Returns
     // to `along` the sums over heads of code and gradient.
     template <int DT, int N>
-    INLINE void mlp_backward(const float* Gv, int64_t lane, int64_t k0, int64_t v0, const vf* rf, vf* along) {
-        const int64_t size = DT ? DT : p.V;
+    INLINE void mlp_backward(const float* Gv, i64 lane, i64 k0, i64 v0, const vf* rf, vf* along) {
+        const i64 size = DT ? DT : p.V;
         vf z[KB][N], u[KB][N];
         hidden_layer<DT, N>(S + lane, k0, v0, rf, z);
-        EACH(j, KB)
-            EACH(d, N) u[j][d] = vf{};
+        EACH(j, KB) EACH(d, N) u[j][d] = vf{};
         EACH(h, p.H) {
-            vf g[N];
-            EACH(d, N) g[d] = ld(Gv + (h * size + v0 + d) * L);
-            EACH(j, KB) {
-                vf x = ld(S + (h * KB + j) * wide + lane);
-                EACH(d, N) u[j][d] += x * g[d];
-            }
+            const float *s = S + h * KB * wide + lane, *g = Gv + (h * size + v0) * L;
+            EACH(j, KB) EACH(d, N) u[j][d] += ld(s + j * wide) * ld(g + d * L);
         }
-        EACH(j, KB)
-            EACH(d, N) {
+        EACH(j, KB) EACH(d, N) {
                 u[j][d] *= rf[j];
                 if (p.relu) {
                     u[j][d] = z[j][d] <= 0.0f ? vf{} : u[j][d];
@@ -565,23 +523,13 @@ struct Work {
                     EACH(j, P) acc[j] += g * z[j0 + j][d] + u[j0 + j][d] * v[(j0 + j) * p.E + d];
                 }
                 EACH(j, P) {
-                    st(A + (h * KB + j0 + j) * wide + lane, acc[j]);
-                    if (v0 + N == size) along[j0 + j] += acc[j] * ld(S + (h * KB + j0 + j) * wide + lane);
+                    const i64 at = (h * KB + j0 + j) * wide + lane;
+                    st(A + at, acc[j]);
+                    if (v0 + N == size) along[j0 + j] += acc[j] * ld(S + at);
                 }
             }
     }
-    // Products of the gradient of the output with values, one head.
-    template <int DT>
-    INLINE void value_products(const float* Gv, int64_t k0, int64_t h, vf* acc) const {
-        const int64_t size = DT ? DT : p.V;
-        EACH(j, KB) acc[j] = vf{};
-#pragma GCC unroll 4
-        EACH(d, size) {
-            vf x = ld(Gv + (h * size + d) * L);
-            EACH(j, KB) acc[j] += x * V[(k0 + j) * p.E + h * size + d];
-        }
-    }
-    void deep_backward(const float* Gv, int64_t lane, int64_t k0, const vf* rf, vf* along, float* dw) {
+    void deep_backward(const float* Gv, i64 lane, i64 k0, const vf* rf, vf* along, float* dw) {
         vf z[MOST_DEEP], y[MOST_DEEP], dz[MOST_DEEP], dy[MOST_DEEP];
         EACH(j, KB) {
             const float* s = S + j * wide + lane;
@@ -590,8 +538,7 @@ struct Work {
             EACH(i, p.V) dz[i] = dy[i] = vf{};
             EACH(h, p.H)
                 EACH(u, p.V) dy[u] += ld(s + h * KB * wide) * rf[j] * ld(Gv + (h * p.V + u) * L);
-            if (p.relu)
-                EACH(u, p.V) dy[u] = y[u] <= 0.0f ? vf{} : dy[u];
+            if (p.relu) EACH(u, p.V) dy[u] = y[u] <= 0.0f ? vf{} : dy[u];
             EACH(h, p.H) {
                 const vf a = ld(s + h * KB * wide) * rf[j];
                 vf sum = vf{}, t[MOST_DEEP];
@@ -600,8 +547,7 @@ struct Work {
                     const float* w = deep + (h * p.V + u) * p.V;
                     sum += ld(Gv + (h * p.V + u) * L) * y[u] + dy[u] * deep_row(h, u, z);
                     EACH(i, p.V) t[i] += dy[u] * w[i];
-                    if (dw)
-                        EACH(i, p.V) {
+                    if (dw) EACH(i, p.V) {
                             float* to = dw + ((h * p.V + u) * p.V + i) * L;
                             st(to, ld(to) + a * dy[u] * z[i]);
                         }
@@ -622,7 +568,7 @@ struct Work {
         }
     }
     template <int DT, int NORM>
-    INLINE void code_gradients(int64_t q0, int64_t lane, int64_t k0, float* dw, vf* r, vf* rf, vf* along) {
+    INLINE void code_gradients(i64 q0, i64 lane, i64 k0, float* dw, vf* r, vf* rf, vf* along) {
         const float *Qv = Q + lane * p.Cp, *Gv = G + lane * p.Ep;
         EACH(j, KB) along[j] = vf{};
         codes<DT, NORM>(Qv, q0 + lane, lane, k0, S + lane, r, rf);
@@ -631,8 +577,9 @@ struct Work {
             CHUNKS(DT ? DT : p.V, v0, (mlp_backward<DT, N>(Gv, lane, k0, v0, rf, along)))
         } else
             EACH(h, p.H) {
-                vf acc[KB];
-                value_products<DT>(Gv, k0, h, acc);
+                const i64 size = DT ? DT : p.V;
+                vf acc[KB] = {};
+                products(Gv + h * size * L, V + k0 * p.E + h * size, size, p.E, acc);
                 EACH(j, KB) {
                     st(A + (h * KB + j) * wide + lane, acc[j]);
                     along[j] += acc[j] * ld(S + (h * KB + j) * wide + lane);
@@ -642,7 +589,7 @@ struct Work {
     // The gradient of scores from A (left there) and, of a linear value network, the whole code to
     // S. s, da: of this head and KB keys.
     template <int NORM>
-    INLINE void score_gradients(int64_t q0, int64_t lane, int64_t k0, int64_t h, float* s, float* da, vf* ds) {
+    INLINE void score_gradients(i64 q0, i64 lane, i64 k0, i64 h, float* s, float* da, vf* ds) {
         const bool masks = cut(q0, k0), linear = p.network == LINEAR;
         EACH(j, KB) {
             vf x = ld(s + j * wide + lane), y = ld(da + j * wide + lane);
@@ -657,8 +604,7 @@ struct Work {
                 if (NORM == SOFTMAX) ds[j] = x * (ds[j] - ld(mean + h * wide + lane));
                 if (linear && (NORM == SOFTMAX || factor)) st(s + j * wide + lane, x * f);
             }
-            if (masks)
-                ds[j] = start(h, k0, j, q0 + lane, true) == -INFINITY ? vf{} : ds[j];
+            if (masks) ds[j] = start(h, k0, j, q0 + lane, true) == -INFINITY ? vf{} : ds[j];
             st(da + j * wide + lane, ds[j]);
             if (dbias) {
                 float* b = dbias + h * p.head_step + k0 / KB * p.block_step + j * p.Qp + q0 + lane;
@@ -666,19 +612,19 @@ struct Work {
             }
         }
     }
-    INLINE void add_rows(vf sum, int count, int64_t step, float* to) const {
+    INLINE void add_rows(vf sum, int count, i64 step, float* to) const {
         float x[L];
         write(x, sum);
         EACH(j, KB) EACH(d, count) to[j * step + d] += x[j * DC + d];
     }
     template <int DT, int NORM, int N>
-    INLINE void key_gradients(int64_t q0, int64_t width, int64_t k0, int64_t h, int64_t d0, float* s, float* da) {
-        const int64_t size = DT ? DT : p.D, at = k0 * p.C + h * size + d0;
+    INLINE void key_gradients(i64 q0, i64 width, i64 k0, i64 h, i64 d0, float* s, float* da) {
+        const i64 size = DT ? DT : p.D, at = k0 * p.C + h * size + d0;
         const float* k = K + at;
         vf dk[L];
         EACH(i, L) dk[i] = vf{};
-        for (int64_t lane = 0; lane < width; lane += L) {
-            const int64_t column = lane * p.Cp + (h * size + d0) * L;
+        for (i64 lane = 0; lane < width; lane += L) {
+            const i64 column = lane * p.Cp + (h * size + d0) * L;
             vf ds[KB];
             if (d0 == 0) score_gradients<NORM>(q0, lane, k0, h, s, da, ds);
             else
@@ -695,64 +641,59 @@ struct Work {
         add_rows(sums(dk), N, p.C, DK + at);
     }
     template <int DT, int N, bool HIDDEN>
-    INLINE void value_gradients(int64_t width, int64_t k0, int64_t h, int64_t v0, const float* s) {
-        const int64_t size = DT ? DT : p.V;
+    INLINE void value_gradients(i64 width, i64 k0, i64 h, i64 v0, const float* s) {
+        const i64 size = DT ? DT : p.V;
         vf dv[L];
         EACH(i, L) dv[i] = vf{};
-        for (int64_t lane = 0; lane < width; lane += L) {
+        for (i64 lane = 0; lane < width; lane += L) {
             vf a[KB];
             EACH(j, KB) a[j] = ld(s + j * wide + lane);
-            EACH(d, N)
-                if (HIDDEN) {
-                    const float* z = Z + (v0 + d) * KB * wide + lane;
-                    EACH(j, KB) dv[j * DC + d] += a[j] * ld(z + j * wide);
-                } else {
-                    vf g = ld(G + lane * p.Ep + (h * size + v0 + d) * L);
-                    EACH(j, KB) dv[j * DC + d] += a[j] * g;
-                }
+            EACH(d, N) {
+                const float* g = G + lane * p.Ep + (h * size + v0 + d) * L;
+                const float* x = HIDDEN ? Z + (v0 + d) * KB * wide + lane : g;
+                EACH(j, KB) dv[j * DC + d] += a[j] * ld(HIDDEN ? x + j * wide : x);
+            }
         }
         add_rows(sums(dv), N, p.E, DK + p.Kp * p.C + k0 * p.E + h * size + v0);
     }
     // Gradients of keys, values and queries from those of codes, of one head.
     template <int DT, int NORM, bool HIDDEN>
-    INLINE void head_gradients(int64_t q0, int64_t width, int64_t k0, int64_t h, float* s, float* da) {
+    INLINE void head_gradients(i64 q0, i64 width, i64 k0, i64 h, float* s, float* da) {
         CHUNKS(DT ? DT : p.D, d0, (key_gradients<DT, NORM, N>(q0, width, k0, h, d0, s, da)))
         CHUNKS(DT ? DT : p.V, v0, (value_gradients<DT, N, HIDDEN>(width, k0, h, v0, s)))
     }
-    template <int DT, int NORM> void separate_backward(int64_t q0, int64_t width, int64_t limit) {
+    template <int DT, int NORM> void separate_backward(i64 q0, i64 width, i64 limit) {
         EACH(h, p.H) {
-            for (int64_t lane = 0; lane < width; lane += L) {
+            for (i64 lane = 0; lane < width; lane += L) {
                 vf highest = head_scores<DT, NORM>(Q + lane * p.Cp, q0 + lane, h, limit, S + lane);
-                for (int64_t k0 = 0; k0 < limit; k0 += KB) {
-                    vf acc[KB];
-                    value_products<DT>(G + lane * p.Ep, k0, h, acc);
+                const i64 size = DT ? DT : p.V;
+                const float *g = G + lane * p.Ep + h * size * L, *v = V + h * size;
+                for (i64 k0 = 0; k0 < limit; k0 += KB) {
+                    vf acc[KB] = {};
+                    products(g, v + k0 * p.E, size, p.E, acc);
                     EACH(j, KB) st(A + (k0 + j) * wide + lane, acc[j]);
                 }
                 if (NORM == SOFTMAX) {
-                    vf total = vf{}, sum = vf{};
-                    EACH(k, limit) {
-                        vf e = exponential(ld(S + k * wide + lane) - highest);
-                        vf da = ld(A + k * wide + lane);
-                        total += e;
-                        sum += e * (factor ? da * factor_of(k, q0 + lane) : da);
-                        st(S + k * wide + lane, e);
-                    }
-                    st(inverse + h * wide + lane, inverted(total));
-                    st(mean + h * wide + lane, sum * inverted(total));
+                    vf total = inverted(exponentials(S + lane, limit, highest)), along = vf{};
+                    EACH(k, limit)
+                        along += ld(S + k * wide + lane) * ld(A + k * wide + lane) *
+                                 factor_of(k, q0 + lane);
+                    st(inverse + h * wide + lane, total);
+                    st(mean + h * wide + lane, along * total);
                 }
             }
-            for (int64_t k0 = 0; k0 < limit; k0 += KB)
+            for (i64 k0 = 0; k0 < limit; k0 += KB)
                 head_gradients<DT, NORM, false>(q0, width, k0, h, S + k0 * wide, A + k0 * wide);
         }
     }
-    template <int DT, int NORM> void crossed_backward(int64_t q0, int64_t width, int64_t limit) {
+    template <int DT, int NORM> void crossed_backward(i64 q0, i64 width, i64 limit) {
         vf r[KB], rf[KB], along[KB];
         if (NORM == SOFTMAX) {
             // A mean over all keys, which a first pass over them has to find.
             std::fill_n(mean, p.H * wide, 0.0f);
-            for (int64_t lane = 0; lane < width; lane += L) {
+            for (i64 lane = 0; lane < width; lane += L) {
                 softmax_sums<DT>(Q + lane * p.Cp, q0 + lane, lane, limit);
-                for (int64_t k0 = 0; k0 < limit; k0 += KB) {
+                for (i64 k0 = 0; k0 < limit; k0 += KB) {
                     code_gradients<DT, NORM>(q0, lane, k0, nullptr, r, rf, along);
                     EACH(i, p.H * KB) {
                         float* to = mean + i / KB * wide + lane;
@@ -762,13 +703,13 @@ struct Work {
                 }
             }
         }
-        for (int64_t k0 = 0; k0 < limit; k0 += KB) {
-            for (int64_t lane = 0; lane < width; lane += L) {
+        for (i64 k0 = 0; k0 < limit; k0 += KB) {
+            for (i64 lane = 0; lane < width; lane += L) {
                 code_gradients<DT, NORM>(q0, lane, k0, ddeep, r, rf, along);
-                if (NORM == RMS)
-                    EACH(j, KB) {
+                if (NORM == RMS) EACH(j, KB) {
                         st(R + j * wide + lane, rf[j]);
-                        st(R + (KB + j) * wide + lane, r[j] * r[j] * rf[j] * along[j] * (1.0f / p.H));
+                        vf less = r[j] * r[j] * rf[j] * along[j] * (1.0f / p.H);
+                        st(R + (KB + j) * wide + lane, less);
                     }
             }
             EACH(h, p.H) {
@@ -778,44 +719,37 @@ struct Work {
             }
         }
     }
-    template <int DT, int NORM> void backward(int64_t part) {
-        const int64_t first = p.tiles * part / p.parts, last = p.tiles * (part + 1) / p.parts;
+    template <int DT, int NORM> void backward(i64 part) {
+        const i64 first = p.tiles * part / p.parts, last = p.tiles * (part + 1) / p.parts;
         std::fill_n(DK, p.Kp * (p.C + p.E), 0.0f);
-        for (int64_t tile = first; tile < last; tile++) {
-            const int64_t q0 = tile * wide, width = std::min(wide, p.Qp - q0);
-            for (int64_t lane = 0; lane < width; lane += L) {
-                load(p.q, p.q_sequence, p.q_token, q0 + lane, p.C, p.Cp, p.scale, Q + lane * p.Cp);
-                load(p.grad, p.Q * p.E, p.E, q0 + lane, p.E, p.Ep, 1.0, G + lane * p.Ep);
+        for (i64 tile = first; tile < last; tile++) {
+            const i64 q0 = tile * wide, width = std::min(wide, p.Qp - q0);
+            for (i64 lane = 0; lane < width; lane += L) {
+                load(p.q, n * p.q_sequence, p.q_token, q0 + lane, p.C, p.scale, Q + lane * p.Cp);
+                load(p.grad, n * p.Q * p.E, p.E, q0 + lane, p.E, 1.0, G + lane * p.Ep);
             }
             std::fill_n(DQ, width * p.Cp, 0.0f);
-            const int64_t limit = seen(q0 + width);
+            const i64 limit = seen(q0 + width);
             if (p.crossed) crossed_backward<DT, NORM>(q0, width, limit);
             else if constexpr (NORM != RMS) separate_backward<DT, NORM>(q0, width, limit);
-            for (int64_t lane = 0; lane < width; lane += L)
+            for (i64 lane = 0; lane < width; lane += L)
                 store(DQ + lane * p.Cp, q0 + lane, p.C, p.scale, p.dq);
         }
+        float* dv = DK + p.Kp * p.C;
+        if (p.relu && p.network == LINEAR) EACH(i, keys * p.E) dv[i] = V[i] <= 0.0f ? 0.0f : dv[i];
     }
     // Writes the gradients of keys and values, the sums of all parts.
-    void finish(int64_t sequence, const float* dk, int64_t step) const {
-        auto sum = [&](const float* from, int64_t i, int64_t left) {
-            vf x = vf{};
-            EACH(part, p.parts) x += read(from + part * step + i, left);
-            return x;
-        };
+    void finish(i64 sequence, const float* sums, i64 step) const {
         typed([&](auto any) {
-            using T = decltype(any);
-            const T* v = (const T*)p.v + sequence * p.v_sequence;
-            T *to_k = (T*)p.dk + sequence * p.K * p.C, *to_v = (T*)p.dv + sequence * p.K * p.E;
-            EACH(t, p.K) {
-                for (int64_t c = 0; c < p.C; c += L)
-                    write(to_k + t * p.C + c, sum(dk, t * p.C + c, p.C - c), p.C - c);
-                for (int64_t c = 0; c < p.E; c += L) {
-                    vf x = sum(dk + p.Kp * p.C, t * p.E + c, p.E - c);
-                    if (p.relu && p.network == LINEAR)
-                        x = read(v + t * p.v_token + c, p.E - c) <= 0.0f ? vf{} : x;
-                    write(to_v + t * p.E + c, x, p.E - c);
+            auto run = [&](const float* from, i64 size, void* to) {
+                for (i64 i = 0; i < size; i += L) {
+                    vf x = vf{};
+                    EACH(part, p.parts) x += read(from + part * step + i, size - i);
+                    write((decltype(any)*)to + sequence * size + i, x, size - i);
                 }
-            }
+            };
+            run(sums, p.K * p.C, p.dk);
+            run(sums + p.Kp * p.C, p.K * p.E, p.dv);
         });
     }
 };
@@ -835,9 +769,9 @@ template <class F> int specialised(const Problem& p, F f) {
 extern "C" int hyla_attention_forward(const Call* call) {
     Problem p(*call, false);
     return !p.transpose_pairs() || specialised(p, [&](auto size, auto norm) {
-        return p.parallel(p.N * p.parts, [&](int64_t, int64_t first, int64_t last) {
+        return p.parallel(p.N * p.parts, [&](i64, i64 first, i64 last) {
             Work work(p, false);
-            for (int64_t i = first; work.own && i < last; i++) {
+            for (i64 i = first; work.own && i < last; i++) {
                 work.begin(i / p.parts);
                 work.forward<size.value, norm.value>(i % p.parts);
             }
@@ -848,17 +782,17 @@ extern "C" int hyla_attention_forward(const Call* call) {
 
 extern "C" int hyla_attention_backward(const Call* call) {
     Problem p(*call, true);
-    const int64_t share = p.N / p.M * p.parts, part_size = p.Kp * (p.C + p.E);  // share: items of a set
-    const int64_t bias_size = p.dbias ? p.set_step : 0, deep_size = p.ddeep ? p.E * p.V * L : 0;
-    Memory partial, sums = memory(std::max<int64_t>(1, p.threads) * (bias_size + deep_size));
+    const i64 share = p.N / p.M * p.parts, part_size = p.Kp * (p.C + p.E);  // share: items of a set
+    const i64 bias_size = p.dbias ? p.set_step : 0, deep_size = p.ddeep ? p.E * p.V * L : 0;
+    Memory partial, sums = memory(std::max<i64>(1, p.threads) * (bias_size + deep_size));
     if (p.parts > 1) partial = memory(p.N * p.parts * part_size);
     if (!sums || (p.parts > 1 && !partial) || !p.transpose_pairs()) return 1;
     // Head h of the gradients of a set, from the sums of threads, in this order.
-    auto finish = [&](int64_t set, int64_t h, int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; t++) {
+    auto finish = [&](i64 set, i64 h, i64 first, i64 last) {
+        for (i64 t = first; t < last; t++) {
             float* from = sums.get() + t * (bias_size + deep_size);
-            for (int64_t q0 = 0; bias_size && q0 < p.Q; q0 += L)
-                tokens([&](int64_t k) { return p.at(from, h, k) + q0; }, 1.0f, p.K, p.Q - q0,
+            for (i64 q0 = 0; bias_size && q0 < p.Q; q0 += L)
+                tokens([&](i64 k) { return p.at(from, h, k) + q0; }, 1.0f, p.K, p.Q - q0,
                        p.dbias + ((set * p.H + h) * p.Q + q0) * p.K, p.K, t > first);
             EACH(i, deep_size ? p.V * p.V : 0) {
                 float* to = p.ddeep + (set * p.H + h) * p.V * p.V + i;
@@ -869,20 +803,20 @@ extern "C" int hyla_attention_backward(const Call* call) {
     };
     // Threads share the sequences of a set, one set after the other; sets, if these have too few.
     const bool together = p.M == 1 || share >= p.threads;
-    const int64_t count = together ? share : p.M, used = std::min(count, std::max<int64_t>(1, p.threads));
+    const i64 count = together ? share : p.M, used = std::min(count, std::max<i64>(1, p.threads));
     bool failed = false;
-    for (int64_t m = 0; m < p.M; m += together ? 1 : p.M) {
+    for (i64 m = 0; m < p.M; m += together ? 1 : p.M) {
         failed |= specialised(p, [&](auto size, auto norm) {
-            return p.parallel(count, [&](int64_t id, int64_t first, int64_t last) {
+            return p.parallel(count, [&](i64 id, i64 first, i64 last) {
                 Work work(p, true);
                 float* own = sums.get() + id * (bias_size + deep_size);
                 if (bias_size) work.dbias = own;
                 if (deep_size) work.ddeep = own + bias_size;
-                for (int64_t set = together ? m : first; set < (together ? m + 1 : last); set++) {
+                for (i64 set = together ? m : first; set < (together ? m + 1 : last); set++) {
                     std::fill_n(own, bias_size + deep_size, 0.0f);
-                    const int64_t begin = set * share + (together ? first : 0);
-                    const int64_t end = set * share + (together ? last : share);
-                    for (int64_t i = begin; work.own && i < end; i++) {
+                    const i64 begin = set * share + (together ? first : 0);
+                    const i64 end = set * share + (together ? last : share);
+                    for (i64 i = begin; work.own && i < end; i++) {
                         if (partial) work.DK = partial.get() + i * part_size;
                         work.begin(i / p.parts);
                         work.backward<size.value, norm.value>(i % p.parts);
@@ -893,14 +827,14 @@ extern "C" int hyla_attention_backward(const Call* call) {
                 return (bool)work.own;
             });
         });
-        if (together) p.parallel(p.H, [&](int64_t, int64_t first, int64_t last) {
-            for (int64_t h = first; h < last; h++) finish(m, h, 0, used);
+        if (together) p.parallel(p.H, [&](i64, i64 first, i64 last) {
+            for (i64 h = first; h < last; h++) finish(m, h, 0, used);
             return true;
         });
     }
-    if (partial) p.parallel(p.N, [&](int64_t, int64_t first, int64_t last) {
+    if (partial) p.parallel(p.N, [&](i64, i64 first, i64 last) {
         const Work work(p, false);
-        for (int64_t n = first; n < last; n++)
+        for (i64 n = first; n < last; n++)
             work.finish(n, partial.get() + n * p.parts * part_size, part_size);
         return true;
     });
