@@ -89,8 +89,8 @@ def attend(
         code_BHQK = code_BHQK.to(v.dtype)
         return reference.apply_value_network(code_BHQK, v, kind.value_network, phi, deep)
 
-    dtype = fused.input_dtype(q)
-    if q.device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+    dtype = fused.input_dtype(q) if q.device.type == "cpu" else None
+    if dtype not in (torch.bfloat16, torch.float16):
         return reference_attend(q, k, v, deep)
     # Float32 inside, as in the kernels.
     q, k, v = (x.to(dtype).float() for x in (q, k, v))

@@ -18,8 +18,7 @@ NORMALISERS = ("none", "rms_head", "softmax")
 VALUE_NETWORKS = ("linear", "mlp", "deep")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COUNTS = (
-    *("threads", "type", "normaliser", "network", "relu", "causal", "N", "Q", "K", "H", "D", "V"),
-    *("bias_sets", "deep_sets", "factor_sets"),
+    *("threads", "type", "normaliser", "network", "relu", "causal", "N", "Q", "K", "H", "D", "V", "M"),
     *("q_sequence", "q_token", "k_sequence", "k_token", "v_sequence", "v_token"),
 )
 POINTERS = (
@@ -41,7 +40,7 @@ class _Arguments(ctypes.Structure):
 def forward(call: Call) -> tuple[Tensor, None]:
     """The output; nothing else is kept for the backward."""
     out = fused.empty((*call.q.shape[:3], call.v.shape[-1]), call.v)
-    _run("forward", call, {"out": out})
+    _run("forward", call, _sets(call), {"out": out})
     return out, None
 
 
@@ -49,31 +48,52 @@ def backward(
     call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: Tensor | None, *, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
-    results = {"d" + name: fused.empty(getattr(call, name).shape, call.q) for name in "qkv"}
-    dbias = ddeep = None
+    dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
+    sets, dbias, ddeep = _sets(call), None, None
+    results = {"dq": dq, "dk": dk, "dv": dv}
     if need_bias:
-        assert call.bias is not None
-        results["dbias"] = dbias = fused.empty(call.bias.shape, call.bias)
+        results["dbias"] = fused.empty(sets["bias"].shape, sets["bias"])
     if call.deep is not None:
-        results["ddeep"] = ddeep = fused.empty(call.deep.shape, call.q, torch.float32)
-    _run("backward", call, {"grad": grad_NQHV, **results})
-    ddeep = None if call.deep is None or ddeep is None else ddeep.to(call.deep.dtype)
-    return results["dq"], results["dk"], results["dv"], dbias, ddeep
+        results["ddeep"] = fused.empty(sets["deep"].shape, sets["deep"])
+    _run("backward", call, sets, {"grad": grad_NQHV, **results})
+    if call.bias is not None and need_bias:
+        dbias = _added(results["dbias"], call.bias)
+    if call.deep is not None:
+        ddeep = _added(results["ddeep"], call.deep)
+    return dq, dk, dv, dbias, ddeep
 
 
-def _run(name: str, call: Call, others: dict[str, Tensor]) -> None:
+def _sets(call: Call) -> dict[str, Tensor]:
+    """Bias, factors and deep matrices in float32: as many sets of one as of the others."""
+    given = {"bias": call.bias, "factors": call.factors, "deep": call.deep}
+    there = {name: x.float() for name, x in given.items() if x is not None}
+    most = max((len(x) for x in there.values()), default=1)
+    return {
+        name: x if len(x) == most else x.repeat_interleave(most // len(x), 0)
+        for name, x in there.items()
+    }
+
+
+def _added(gradients: Tensor, given: Tensor) -> Tensor:
+    """The sum over the sets that were made of each of those given."""
+    if len(gradients) != len(given):
+        gradients = gradients.unflatten(0, (len(given), -1)).sum(1)
+    return gradients.to(given.dtype)
+
+
+def _run(name: str, call: Call, sets: dict[str, Tensor], others: dict[str, Tensor]) -> None:
     form, q, k, v = call.form, *(_rows(x) for x in call[:3])
-    deep = None if call.deep is None else call.deep.float()
-    tensors = {"q": q, "k": k, "v": v, "bias": call.bias, "factors": call.factors, "deep": deep}
-    tensors |= {"lengths": call.lengths, **others}
-    sets = (1 if x is None else x.shape[0] for x in (call.bias, deep, call.factors))
+    tensors = {"q": q, "k": k, "v": v, **sets, **others}
+    if call.lengths is not None:
+        tensors["lengths"] = call.lengths
+    members = max((len(x) for x in sets.values()), default=1)
     arguments = _Arguments(
         *(torch.get_num_threads(), TYPES.index(q.dtype)),
         *(NORMALISERS.index(form.normaliser), VALUE_NETWORKS.index(form.value_network)),
-        *(form.relu, form.causal, *q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], *sets),
+        *(form.relu, form.causal, *q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], members),
         *(stride for x in (q, k, v) for stride in x.stride()[:2]),
         *(form.scale, form.eps),
-        **{name: x.data_ptr() for name, x in tensors.items() if x is not None},
+        **{name: x.data_ptr() for name, x in tensors.items()},
     )
     if _functions()[name](ctypes.byref(arguments)):
         raise MemoryError("no memory for attention")
