@@ -178,7 +178,8 @@ def main() -> None:
         errors = check(config, population, gradients)
         step = milliseconds(population, options.repeats)
         result = {
-            "task": options.task, "kind": attention, "feed_forward": options.feed_forward, "heads": model.heads,
+            "task": options.task, "kind": attention, "feed_forward": options.feed_forward,
+            "heads": model.heads,
             **size, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),

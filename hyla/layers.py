@@ -53,17 +53,38 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, for each member with its own weights if there is a population axis."""
-    if weight.ndim == 2:
-        if products.suits(x, weight):
-            return products.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-        return F.linear(x, weight, bias)
-    check_population(x, weight)
-    if weight.shape[0] == 1 and x.device.type == "cpu":
+def is_watched(layer: nn.Module) -> bool:
+    """Whether a layer is not just a `Linear` that nothing but its weights decides about."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks
+    return type(layer) is not Linear or any(
+        (*hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    )
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh approximation, as everywhere in the paper's models."""
+    return F.gelu(x, approximate="tanh")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, after_gelu: bool = False) -> Tensor:
+    """`F.linear`, for each member with its own weights if there is a population axis.
+
+    after_gelu: of gelu(x) in the place of x.
+    """
+    if weight.ndim == 2 and products.suits(x, weight):
+        y = products.linear(x.flatten(0, -2), weight, bias, gelu=after_gelu)
+        return y.unflatten(0, x.shape[:-1])
+    if weight.ndim == 3 and weight.shape[0] == 1 and x.device.type == "cpu":
+        check_population(x, weight)
         # Not x[0], whose gradient is first filled with zeros.
         bias = None if bias is None else bias.squeeze(0)
-        return linear(x.squeeze(0), weight.squeeze(0), bias).unsqueeze(0)
+        y = linear(x.squeeze(0), weight.squeeze(0), bias, after_gelu=after_gelu)
+        return y.unsqueeze(0)
+    if after_gelu:
+        x = gelu(x)
+    if weight.ndim == 2:
+        return F.linear(x, weight, bias)
+    check_population(x, weight)
     x_MND = x.flatten(1, -2)
     # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
     single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)

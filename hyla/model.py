@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention, token_index
-from hyla.attention.variants import ACTIVATIONS, KINDS, gelu
+from hyla.attention.variants import ACTIVATIONS, KINDS
 from hyla.config import Config
 from hyla.errors import bad_value
-from hyla.layers import Embedding, LayerNorm, Linear, lecun_normal_, linear
+from hyla.layers import Embedding, LayerNorm, Linear, gelu, is_watched, lecun_normal_, linear
 
 FEED_FORWARDS = ("mlp", "moe")
 INPUTS = ("continuous", "vocabulary")
@@ -145,7 +145,10 @@ class FeedForward(nn.Module):
         self.output = Linear(hidden_size, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(gelu(self.hidden(x)))
+        hidden = self.hidden(x)
+        if is_watched(self.output):
+            return self.output(gelu(hidden))
+        return linear(hidden, self.output.weight, self.output.bias, after_gelu=True)
 
 
 class MixtureOfExperts(nn.Module):

@@ -3,8 +3,8 @@
 // y[N, E] = x[N, K] W[E, K]^T + b with its gradients dx = g W, dW = g^T x, db = sum_n g.
 // One matrix is packed into panels of NR columns; a tile of MR x NR sums stays in registers while
 // it runs down a panel. Threads split rows, so a result does not depend on their number.
-// With `half` the factors are rounded to bfloat16, two of which make one number of a panel; sums
-// and results stay float32.
+// Options: HALF rounds the factors to bfloat16, two of which make one number of a panel; sums and
+// results stay float32. GELU takes gelu(x), by tanh, in the place of x, a few rows at a time.
 //
 // Plain C ABI. Functions return 0, or 1 if there is no memory.
 #include <algorithm>
@@ -28,6 +28,7 @@ constexpr int L = 8, NV = 2;
 constexpr int L = 4, NV = 2;
 #endif
 constexpr int NR = NV * L, MR = 6;
+constexpr int HALF = 1, GELU = 2;
 constexpr int64_t DEPTH = 128;   // tokens that a weight gradient packs at a time
 constexpr int64_t ROWS = 12 * MR;  // rows that one panel is used for before the next
 constexpr int64_t LARGEST = 1 << 16;  // weights that a core keeps in its cache beside the rest
@@ -35,6 +36,7 @@ constexpr int64_t PARTS = 16;  // of the tokens, for as many threads
 
 typedef float vf __attribute__((vector_size(4 * L), may_alias));
 typedef float unaligned __attribute__((vector_size(4 * L), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * L), may_alias));
 typedef uint32_t vp __attribute__((vector_size(4 * L), may_alias));
 
 // What panels hold: float, or the pair of bfloat16 that a product needs one after the other.
@@ -63,6 +65,44 @@ inline vf multiplied(vf sum, vp b, Pair a) {
     memcpy(&a0, &low, 4), memcpy(&a1, &high, 4);
     return sum + (vf)(b << 16) * a0 + (vf)(b & 0xffff0000u) * a1;
 #endif
+}
+
+vf sigmoid(vf z) {  // 1 / (1 + exp(-z))
+    vf y = z < -87.0f ? vf{} - 87.0f : z > 87.0f ? vf{} + 87.0f : z;
+    vf n = (y * -1.44269504f + 12582912.0f) - 12582912.0f;  // the power of 2
+    vf f = n * 2.12194440e-4f - n * 0.693359375f - y;
+    vf p = (1.9875691500e-4f * f + 1.3981999507e-3f) * f + 8.3334519073e-3f;
+    p = (((p * f + 4.1665795894e-2f) * f + 1.6666665459e-1f) * f + 0.5f) * f * f + f + 1.0f;
+    vi power = __builtin_convertvector(n == n ? n : vf{}, vi) + 127;
+    return 1.0f / (1.0f + p * (vf)(power << 23));
+}
+
+// The argument of the sigmoid in gelu(x) = x sigmoid(z) and its derivative.
+constexpr float Z1 = 1.5957691216f, Z3 = 0.0713548163f;
+vf gelu(vf x) { return x * sigmoid(x * (Z1 + Z3 * x * x)); }
+vf gelu_slope(vf x) {
+    vf s = sigmoid(x * (Z1 + Z3 * x * x));
+    return s + x * s * (1.0f - s) * (Z1 + 3.0f * Z3 * x * x);
+}
+
+// to[i] = f(x[i], to[i])
+template <class F> void each(int64_t n, const float* x, float* to, F f) {
+    for (int64_t i = 0; i + L <= n; i += L)
+        *(unaligned*)(to + i) = f(*(const unaligned*)(x + i), *(unaligned*)(to + i));
+    if (int64_t rest = n % L) {
+        vf a = {}, b = {};
+        memcpy(&a, x + n - rest, 4 * rest), memcpy(&b, to + n - rest, 4 * rest);
+        b = f(a, b);
+        memcpy(to + n - rest, &b, 4 * rest);
+    }
+}
+const float* activated(bool active, int64_t n, const float* x, float* room) {
+    if (!active) return x;
+    each(n, x, room, [](vf a, vf) { return gelu(a); });
+    return room;
+}
+void sloped(int64_t n, const float* x, float* dx) {
+    each(n, x, dx, [](vf a, vf b) { return b * gelu_slope(a); });
 }
 
 struct Free { void operator()(void* p) const { free(p); } };
@@ -168,10 +208,12 @@ void times(int64_t M, int64_t N, int64_t K, const T* A, const T* B, const float*
                   std::min<int64_t>(NR, N - n0));
 }
 
-// C[M, N] = bias + A[M, K] B[K, N], B with strides. Threads split blocks of rows.
+// C[M, N] = bias + A[M, K] B[K, N], B with strides. Threads split blocks of rows. With x[M, N]: times
+// the slope of gelu(x).
 template <class T>
-int by_rows(int threads, int64_t M, int64_t N, int64_t K, const float* A, const float* B,
-            int64_t row, int64_t column, const float* bias, float* C) {
+int by_rows(int threads, bool active, int64_t M, int64_t N, int64_t K, const float* A,
+            const float* B, int64_t row, int64_t column, const float* bias, const float* x,
+            float* C) {
     int64_t wide = padded(N), deep = (K + DEEP<T> - 1) / DEEP<T>;
     Memory<T> packed = memory<T>(wide * deep);
     Memory<float> start = memory<float>(wide);
@@ -180,11 +222,14 @@ int by_rows(int threads, int64_t M, int64_t N, int64_t K, const float* A, const 
     if (bias) pack(1, N, bias, N, 1, start.get());
     return parallel((M + ROWS - 1) / ROWS, threads, [&](int64_t first, int64_t last) {
         Memory<T> room = memory<T>(DEEP<T> == 1 ? 1 : ROWS * deep);
-        if (!room) return false;
+        Memory<float> outputs = memory<float>(active ? ROWS * K : 1);
+        if (!room || !outputs) return false;
         for (int64_t m0 = first * ROWS; m0 < std::min(M, last * ROWS); m0 += ROWS) {
             int64_t count = std::min(M, m0 + ROWS) - m0;
-            times(count, N, K, rows_of(count, K, A + m0 * K, room.get()), packed.get(),
+            const float* left = activated(active, count * K, A + m0 * K, outputs.get());
+            times(count, N, K, rows_of(count, K, left, room.get()), packed.get(),
                   bias ? start.get() : nullptr, C + m0 * N);
+            if (x) sloped(count * N, x + m0 * N, C + m0 * N);
         }
         return true;
     });
@@ -218,7 +263,7 @@ void columns(int64_t depth, int64_t E, const float* grad, int64_t stride, float*
 // Gradients of small weights: dx, dW and db of a few tokens while they are in the cache. The sums of
 // the parts of the tokens are added in their order, so nothing depends on the number of threads.
 template <class T>
-int at_once(int threads, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
+int at_once(int threads, bool active, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
             const float* weight, float* dx, float* dweight, float* dbias) {
     int64_t parts = std::max<int64_t>(1, std::min(PARTS, N / (2 * DEPTH))), size = E * K + E;
     int64_t deep = (E + DEEP<T> - 1) / DEEP<T>;
@@ -230,7 +275,8 @@ int at_once(int threads, int64_t N, int64_t E, int64_t K, const float* grad, con
         Memory<T> rows = memory<T>(DEEP<T> == 1 ? 1 : DEPTH * deep);
         Memory<T> left = memory<T>(E * DEPTH / DEEP<T>);
         Memory<T> right = memory<T>(padded(K) * DEPTH / DEEP<T>);
-        if (!rows || !left || !right) return false;
+        Memory<float> outputs = memory<float>(active ? DEPTH * K : 1);
+        if (!rows || !left || !right || !outputs) return false;
         for (int64_t part = first; part < last; part++)
             for (int64_t begin = N * part / parts, n = begin, end = N * (part + 1) / parts; n < end;
                  n += DEPTH) {
@@ -239,7 +285,9 @@ int at_once(int threads, int64_t N, int64_t E, int64_t K, const float* grad, con
                 if (dx)
                     times(depth, K, E, rows_of(depth, E, grad + n * E, rows.get()), packed.get(),
                           nullptr, dx + n * K);
-                transposed(E, K, depth, grad + n * E, E, x + n * K, sum, n > begin, left.get(),
+                if (dx && active) sloped(depth * K, x + n * K, dx + n * K);
+                const float* inputs = activated(active, depth * K, x + n * K, outputs.get());
+                transposed(E, K, depth, grad + n * E, E, inputs, sum, n > begin, left.get(),
                            right.get());
                 columns(depth, E, grad + n * E, E, sum + E * K, n > begin);
             }
@@ -258,18 +306,21 @@ int at_once(int threads, int64_t N, int64_t E, int64_t K, const float* grad, con
 
 // Gradients of large weights: threads split the rows of dW.
 template <class T>
-int one_by_one(int threads, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
+int one_by_one(int threads, bool active, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
                const float* weight, float* dx, float* dweight, float* dbias) {
-    if (dx && by_rows<T>(threads, N, K, E, grad, weight, K, 1, nullptr, dx)) return 1;
+    const float* slope = active ? x : nullptr;
+    if (dx && by_rows<T>(threads, false, N, K, E, grad, weight, K, 1, nullptr, slope, dx)) return 1;
     return parallel((E + MR - 1) / MR, threads, [&](int64_t first, int64_t last) {
         if (first == last) return true;
         int64_t begin = first * MR, width = std::min(E, last * MR) - begin;
         Memory<T> right = memory<T>(padded(K) * DEPTH / DEEP<T>);
         Memory<T> left = memory<T>(width * DEPTH / DEEP<T>);
-        if (!right || !left) return false;
+        Memory<float> outputs = memory<float>(active ? DEPTH * K : 1);
+        if (!right || !left || !outputs) return false;
         for (int64_t n = 0; n < N; n += DEPTH) {
             int64_t depth = std::min(DEPTH, N - n);
-            transposed(width, K, depth, grad + n * E + begin, E, x + n * K, dweight + begin * K,
+            const float* inputs = activated(active, depth * K, x + n * K, outputs.get());
+            transposed(width, K, depth, grad + n * E + begin, E, inputs, dweight + begin * K,
                        n > 0, left.get(), right.get());
             if (dbias) columns(depth, width, grad + n * E + begin, E, dbias + begin, n > 0);
         }
@@ -279,18 +330,20 @@ int one_by_one(int threads, int64_t N, int64_t E, int64_t K, const float* grad, 
 }  // namespace
 
 extern "C" {
-int hyla_linear(int threads, int half, int64_t N, int64_t E, int64_t K, const float* x,
+int hyla_linear(int threads, int options, int64_t N, int64_t E, int64_t K, const float* x,
                 const float* weight, const float* bias, float* y) {
-    return (half ? by_rows<Pair> : by_rows<float>)(threads, N, E, K, x, weight, 1, K, bias, y);
+    auto function = options & HALF ? by_rows<Pair> : by_rows<float>;
+    return function(threads, options & GELU, N, E, K, x, weight, 1, K, bias, nullptr, y);
 }
 
 // dx and dbias may be null.
-int hyla_linear_backward(int threads, int half, int64_t N, int64_t E, int64_t K,
+int hyla_linear_backward(int threads, int options, int64_t N, int64_t E, int64_t K,
                          const float* grad, const float* x, const float* weight, float* dx,
                          float* dweight, float* dbias) {
+    bool half = options & HALF;
     auto function = E * K > LARGEST ? half ? one_by_one<Pair> : one_by_one<float>
                                     : half ? at_once<Pair> : at_once<float>;
-    return function(threads, N, E, K, grad, x, weight, dx, dweight, dbias);
+    return function(threads, options & GELU, N, E, K, grad, x, weight, dx, dweight, dbias);
 }
 
 // One step of AdamW for a member, in place; hyla/train/optimiser.py has the formula.

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -24,6 +25,7 @@ from hyla import native
 SMALLEST = 2**18  # N * K * E; calling a library costs more than it saves below
 INTEL = "GenuineIntel"
 
+HALF, GELU = 1, 2  # as in products.cpp
 _rounds = False  # set by `in_bf16`
 
 
@@ -43,7 +45,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and x.numel() * weight.shape[0] >= SMALLEST
+        and (_rounds or x.numel() * weight.shape[0] >= SMALLEST)
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
@@ -81,33 +83,33 @@ def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute x W^T + b from x `[N, K]` and W `[E, K]`."""
-    return operator(x, weight, bias, _rounds)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
+    """Compute x W^T + b from x `[N, K]` and W `[E, K]`; with gelu(x) in the place of x if asked."""
+    return operator(x, weight, bias, HALF * _rounds + GELU * gelu)
 
 
 @torch.library.custom_op("hyla::linear", mutates_args=())
-def operator(x: Tensor, weight: Tensor, bias: Tensor | None, half: bool) -> Tensor:
-    """`linear`, with factors in bfloat16 if half."""
+def operator(x: Tensor, weight: Tensor, bias: Tensor | None, options: int) -> Tensor:
+    """`linear`, with options as in products.cpp."""
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[0])
     library = _library()
     assert library is not None
     pointers = map(_pointer, (x, weight, bias, y))
-    sizes = (torch.get_num_threads(), half, *y.shape, x.shape[1])
+    sizes = (torch.get_num_threads(), options, *y.shape, x.shape[1])
     _check(library.hyla_linear(*sizes, *pointers))
     return y
 
 
 @operator.register_fake
-def _(x, weight, bias, half):  # type: ignore[no-untyped-def]
+def _(x, weight, bias, options):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
 @torch.library.custom_op("hyla::linear_backward", mutates_args=())
 def linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, half: bool, need_x: bool, need_bias: bool
+    grad: Tensor, x: Tensor, weight: Tensor, options: int, need_x: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of x, W and b; those that are not needed are empty."""
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
@@ -118,42 +120,46 @@ def linear_backward(
     assert library is not None
     results = (dx if need_x else None, dweight, dbias if need_bias else None)
     pointers = map(_pointer, (grad, x, weight, *results))
-    sizes = (torch.get_num_threads(), half, *grad.shape, x.shape[1])
+    sizes = (torch.get_num_threads(), options, *grad.shape, x.shape[1])
     _check(library.hyla_linear_backward(*sizes, *pointers))
     return dx, dweight, dbias
 
 
 @linear_backward.register_fake
-def _(grad, x, weight, half, need_x, need_bias):  # type: ignore[no-untyped-def]
+def _(grad, x, weight, options, need_x, need_bias):  # type: ignore[no-untyped-def]
     dx = x.new_empty(x.shape if need_x else 0)
     return dx, weight.new_empty(weight.shape), x.new_empty(weight.shape[0] if need_bias else 0)
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, bias, half = inputs
+    x, weight, bias, options = inputs
     ctx.save_for_backward(x, weight)
-    ctx.has_bias, ctx.half = bias is not None, half
+    ctx.has_bias, ctx.options = bias is not None, options
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     need_x, need_bias = ctx.needs_input_grad[0], ctx.has_bias
-    dx, dweight, dbias = linear_backward(grad, *ctx.saved_tensors, ctx.half, need_x, need_bias)
+    dx, dweight, dbias = linear_backward(grad, *ctx.saved_tensors, ctx.options, need_x, need_bias)
     return dx if need_x else None, dweight, dbias if need_bias else None, None
 
 
 def _setup_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:3])
-    ctx.needs = inputs[4:]
+    ctx.options, *ctx.needs = inputs[3:]
 
 
-def _second(ctx, ddx, ddweight, ddbias):  # type: ignore[no-untyped-def]
-    """Differentiate dx = g W, dW = g^T x and db = sum g, in plain PyTorch."""
-    grad, x, weight = ctx.saved_tensors
-    need_x, need_bias = ctx.needs
-    dgrad = x @ ddweight.mT
-    dgrad = dgrad + ddx @ weight.mT if need_x else dgrad
-    dgrad = dgrad + ddbias if need_bias else dgrad
-    return dgrad, grad @ ddweight, grad.mT @ ddx if need_x else None, None, None, None
+def _second(ctx, *grads):  # type: ignore[no-untyped-def]
+    """Differentiate the gradients dx = g W f'(x), dW = g^T f(x) and db = sum g in plain PyTorch."""
+    with torch.enable_grad():
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        grad, x, weight = inputs
+        active = F.gelu(x, approximate="tanh") if ctx.options & GELU else x
+        dx = torch.autograd.grad(active, x, grad @ weight, create_graph=True)[0]
+        results, needed = (dx, grad.mT @ active, grad.sum(0)), (ctx.needs[0], True, ctx.needs[1])
+        each = zip(results, needed, grads, strict=True)
+        total = sum((result * given).sum() for result, wanted, given in each if wanted)
+        found = torch.autograd.grad(total, inputs, allow_unused=True)
+    return *found, None, None, None
 
 
 operator.register_autograd(_backward, setup_context=_setup)

@@ -14,7 +14,7 @@ from hyla import (
     language_model,
     sraven_model,
 )
-from hyla.attention.variants import gelu
+from hyla.layers import gelu
 from hyla.model import MixtureOfExperts
 
 SMALL = {

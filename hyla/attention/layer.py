@@ -11,7 +11,7 @@ from hyla.attention.positions import RelativeBias, rotate
 from hyla.attention.reference import allowed_pairs
 from hyla.attention.variants import Kind, find_activation, find_kind
 from hyla.errors import bad_value, unknown_name
-from hyla.layers import Linear, lecun_normal_
+from hyla.layers import Linear, is_watched, lecun_normal_, linear
 
 POSITIONS = ("none", "t5", "rotary")
 
@@ -200,9 +200,12 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and not self.causal:
             raise bad_value("cache", "one for a layer with causal=False", "a causal layer")
         start = 0 if cache is None else cache.tokens
-        q_BQHD = self._project(self.query, x[..., first:, :], start + first)
-        k_BKHD = self._project(self.key, source, start)
-        v_BKHD = self.value(source).unflatten(-1, (self.heads, self.head_size))
+        if source is x and self._projects_together(x):
+            q_BQHD, k_BKHD, v_BKHD = self._together(x, first)
+        else:
+            q_BQHD = self._per_head(self.query(x[..., first:, :]))
+            k_BKHD, v_BKHD = self._per_head(self.key(source)), self._per_head(self.value(source))
+        q_BQHD, k_BKHD = self._turned(q_BQHD, start + first), self._turned(k_BKHD, start)
         if cache is not None:
             k_BKHD, v_BKHD = cache.extended(k_BKHD, v_BKHD)
         if self.relative_bias is not None:
@@ -270,8 +273,8 @@ class MultiHeadAttention(nn.Module):
             lengths=lengths,
         )
         code_BQKH = latent_codes(
-            self._project(self.query, x.index_select(-2, query_positions), query_positions),
-            self._project(self.key, source.index_select(-2, key_positions), key_positions),
+            self._coded(self.query, x, query_positions),
+            self._coded(self.key, source, key_positions),
             kind=self.kind,
             mask=allowed,
             bias=bias,
@@ -299,14 +302,35 @@ class MultiHeadAttention(nn.Module):
             axes = "member, batch, tokens" if stacked else "batch, tokens"
             raise bad_value(name, list(tokens.shape), f"[{axes}, {width}]")
 
-    def _project(self, projection: Linear, x: Tensor, positions: Tensor | int) -> Tensor:
+    def _coded(self, projection: Linear, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys of the chosen tokens."""
+        return self._turned(self._per_head(projection(x.index_select(-2, positions))), positions)
+
+    def _projects_together(self, x: Tensor) -> bool:
+        """Whether one product makes queries, keys and values: on a CPU, if nobody watches them."""
+        watched = map(is_watched, (self.query, self.key, self.value))
+        return x.device.type == "cpu" and not any(watched)
+
+    def _together(self, x: Tensor, first: int) -> tuple[Tensor, ...]:
+        """Queries from a position on, keys and values, as parts of one product if that is 0."""
+        one_by_one = [] if first == 0 else [self._per_head(self.query(x[..., first:, :]))]
+        projections = (self.query, self.key, self.value)[len(one_by_one) :]
+        weight = torch.cat(tuple(one.weight for one in projections), dim=-2)
+        biases: list[Tensor] = [one.bias for one in projections if one.bias is not None]
+        product = linear(x, weight, torch.cat(biases, dim=-1) if biases else None)
+        heads = product.unflatten(-1, (-1, self.heads, self.head_size))
+        return *one_by_one, *heads.unbind(-3)
+
+    def _per_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_size))
+
+    def _turned(self, x_BTHD: Tensor, positions: Tensor | int) -> Tensor:
         """Queries or keys of tokens at these positions, or at this one and those after it."""
-        heads_BTHD = projection(x).unflatten(-1, (self.heads, self.head_size))
         if not self.rotary:
-            return heads_BTHD
+            return x_BTHD
         if not isinstance(positions, Tensor):
-            positions = torch.arange(positions, positions + x.shape[-2], device=x.device)
-        return rotate(heads_BTHD, positions, self.rotary_base)
+            positions = torch.arange(positions, positions + x_BTHD.shape[-3], device=x_BTHD.device)
+        return rotate(x_BTHD, positions, self.rotary_base)
 
 
 def _choose(pairs: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyla.errors import unknown_name
+from hyla.layers import gelu
 
 NORMALISERS = ("softmax", "none", "rms_head")
 VALUE_NETWORKS = ("linear", "mlp", "deep")
@@ -59,11 +60,6 @@ KINDS: dict[str, Kind] = {
     "hyla+deep": Kind("HYLA + deep value network", "rms_head", "deep", nonlinear=True),
 }
 BUILT_IN_KINDS = tuple(KINDS)  # whose names mean the same everywhere
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation, as everywhere in the paper's models."""
-    return F.gelu(x, approximate="tanh")
 
 
 def identity(x: Tensor) -> Tensor:

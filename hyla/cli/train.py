@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from tyro.extras import SubcommandApp
 
 from hyla.cli.display import display_for, tell
@@ -63,6 +64,8 @@ def _run(config: RunConfig, run: RunOptions) -> None:
         thing = {"folder": str(folder), "config": config.to_dict()}
         sys.stdout.write(json.dumps(thing, indent=None if run.json else 2) + "\n")
         return
+    if run.threads is not None:
+        torch.set_num_threads(run.threads)
     summary = _train(config, folder, run)
     if run.json:
         write_json({"folder": str(folder)} | summary)

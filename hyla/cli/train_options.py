@@ -197,6 +197,8 @@ class RunOptions:
     """Stop after this step of the schedule; the same command without it goes on."""
     members_at_once: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     """Train at most this many members at the same time, for the sake of memory."""
+    threads: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
+    """Threads on a CPU; by default one for each core."""
     checkpoint_seconds: float = 60.0
     """Seconds between two checkpoints."""
     tensorboard: bool = False
@@ -217,7 +219,7 @@ class RunOptions:
         """Refuses what does not go together or is out of range."""
         if self.compiled and self.no_compiled:
             raise bad_value("compiled", "--compiled and --no-compiled", "one of these two")
-        for name in ("stop_at", "members_at_once"):
+        for name in ("stop_at", "members_at_once", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise bad_value(name, value, "a whole number of at least 1")

@@ -68,6 +68,11 @@ class FuzzyLogicConfig(Config):
         self._check_number_of_terms()
         self._check_held_out()
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens an instance has."""
+        return self.examples
+
     def _check_number_of_terms(self) -> None:
         known, reserved = self.known_terms, self.reserved_terms
         if self.unknown > 0 and reserved < self.terms:

@@ -10,7 +10,7 @@ from hyla.errors import bad_value
 from hyla.train.config import RunConfig
 from hyla.train.folder import RunFolder
 from hyla.train.objective import make_objective
-from hyla.train.placement import choose_placement, environment, make_populations
+from hyla.train.placement import choose_placement, environment, in_words, make_populations
 from hyla.train.run import Run
 from hyla.train.runs import CONFIG, read_config
 from hyla.train.watch import Progress, Watcher
@@ -63,6 +63,7 @@ def train(
         placement, run.populations = make_populations(config, placed, everyone.say)
         if placement != placed:
             folder.set_environment(environment(placement))
+        everyone.say(in_words(config, placement))
         parts = [len(part) for part, _ in placement.parts(len(config.members))]
         folder.log({"event": "training", "step": done, "populations": parts})
         if folder.resumed is not None:

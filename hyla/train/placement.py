@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 import hyla
+from hyla.attention.fused import choose
+from hyla.attention.variants import find_kind
 from hyla.errors import bad_value
 from hyla.train.config import RunConfig
-from hyla.train.population import Population
+from hyla.train.population import HALVES, Population, rounds_products
 
 # On a CPU, compiling takes a minute or more and makes a step 1.1 to 1.7 times as fast.
 WORTH_COMPILING = 600.0  # seconds of a run without it
@@ -85,6 +87,28 @@ def environment(placement: Placement) -> dict[str, Any]:
         "compiled": placement.compiled,
         "members_at_once": placement.members_at_once,
     }
+
+
+def attention_of(config: RunConfig, device: torch.device) -> str:
+    """The backend of attention that a step of training takes on a device."""
+    model = config.model
+    shape = (config.batch, config.task.tokens, model.heads, model.head_size)
+    half = HALVES.get(config.precision)
+    rounds = rounds_products(config.precision, device)
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    q = torch.empty(shape, dtype=dtype if half is None or rounds else half, device=device)
+    return choose(None, q, q, q, find_kind(model.kind), model.activation, biased=True)
+
+
+def in_words(config: RunConfig, placement: Placement) -> str:
+    """What a run is computed with, for people."""
+    first = placement.devices[0]
+    on_cpu = first.type == "cpu"
+    where = f"{torch.get_num_threads()} threads" if on_cpu else f"{len(placement.devices)} GPU(s)"
+    attention = attention_of(config, first)
+    how = "reference attention" if attention == "reference" else f"fused attention ({attention})"
+    compiled = "compiled" if placement.compiled else "not compiled"
+    return f"{where}, {config.precision}, {how}, {compiled}"
 
 
 def choose_placement(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyla import products
+from hyla import native, products
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
 from hyla.train.config import VALIDATION, RunConfig
@@ -55,6 +55,8 @@ class Population:
         self, config: RunConfig, which: range, device: torch.device, *, compiled: bool
     ) -> None:
         self.config, self.device, self.compiled = config, device, compiled
+        if device.type == "cpu":
+            native.keep_memory()
         members = [config.members[m] for m in which]
         self.objective = make_objective(config.task, [m.seed for m in members], device)
         self.model, self.parameters = flat_population(config, which, device)
