@@ -323,7 +323,9 @@ def operator(
     """The output `[N, Q, H, V]`, and of a softmax the log-sum-exp: N Q H numbers, in the order
     that suits the kernels of this backend; nothing on a CPU."""
     form = Form(normaliser, value_network, relu, causal, scale, eps)
-    out, lse = _kernels(backend).forward(_call(q, k, v, bias, lengths, deep, factors, form, backend))
+    out, lse = _kernels(backend).forward(
+        _call(q, k, v, bias, lengths, deep, factors, form, backend)
+    )
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse.flatten()
 
 
