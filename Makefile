@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup reproduce test lint type format clean
+.PHONY: setup reproduce test sanitize lint type format clean
 
 setup: .venv/installed
 
@@ -17,6 +17,11 @@ reproduce: setup
 
 test: setup
 	$(BIN)/pytest
+
+# Accesses out of bounds in the libraries for CPUs.
+sanitize: setup
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=tests $(BIN)/python tests/sanitized.py
 
 lint: setup
 	$(BIN)/ruff check .

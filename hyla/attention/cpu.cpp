@@ -1,15 +1,14 @@
 // Fused attention on a CPU: output and gradients of every kind, for sequences of any length.
 //
-// One thread computes a sequence (or, where there are few, some queries of it) at a time. Lanes of a
-// vector are queries: q and g are transposed to [component][lane], keys and values are broadcast,
-// KB keys at a time. Only gradients of keys and values need sums over lanes, by a transposing fold.
-// Nothing of size queries x keys x heads x sequences leaves the cache; the backward computes scores
-// again. Values of a token are always float32 here; inputs and results may be bfloat16 or float16.
+// A thread computes one sequence (or, where there are few, some queries of it) at a time. Lanes of
+// a vector are queries: q and g are transposed to [component][lane], keys and values are broadcast,
+// KB keys at a time. Only gradients of keys and values are sums over lanes, by a transposing fold.
+// Nothing of size queries x keys x heads x sequences is in memory: the backward computes scores
+// again. Numbers are float32 here; inputs and results may be bfloat16 or float16.
 //
-// Without RMSHead, heads of a linear value network are independent: `Work::separate_*` takes one
-// head and all keys at a time. All else needs the heads of a pair together: `Work::crossed_*` takes
-// KB keys and all heads at a time. There a code is s * rf, with s the score (of a softmax its code)
-// and rf the RMSHead factor r times the given factor f of the pair.
+// Without RMSHead, heads of a linear value network are independent: `separate_*` takes one head and
+// all keys at a time. Else a pair needs all its heads: `crossed_*` takes them, KB keys at a time. A
+// code is then s * rf: s the score (of a softmax its code), rf RMSHead's r times the given factor.
 //
 // Shapes: N sequences, Q queries, K keys, H heads, D and V head sizes, M sets; C = H D, E = H V.
 // Plain C ABI. Functions return 0, or 1 if there is no memory.
@@ -30,14 +29,12 @@ extern "C" struct Call {  // as in cpu.py
     i64 q_sequence, q_token, k_sequence, k_token, v_sequence, v_token;  // strides
     double scale, eps;
     const void *q, *k, *v;
-    const float* bias;       // [M, H, Q, K] or null
-    const float* factors;    // [M, Q, K] or null
-    const float* deep;       // [M, H, V, V] or null
-    const int32_t* lengths;  // [N] or null
-    void* out;               // [N, Q, H, V]
-    const void* grad;        // as out
-    void *dq, *dk, *dv;      // contiguous
-    float *dbias, *ddeep;    // as bias and deep; null if not wanted
+    const float *bias, *factors, *deep;  // [M, H, Q, K], [M, Q, K], [M, H, V, V]; or null
+    const int32_t* lengths;              // [N] or null
+    void* out;                           // [N, Q, H, V]
+    const void* grad;                    // as out
+    void *dq, *dk, *dv;                  // contiguous
+    float *dbias, *ddeep;                // as bias and deep; null if not wanted
 };
 
 namespace {
@@ -50,8 +47,7 @@ constexpr int L = 4;
 #endif
 constexpr int DC = 4, KB = L / DC;  // components and keys at a time: together one vector of sums
 constexpr int MOST_DEEP = 16, MOST_VECTORS = 8;
-enum { NONE, RMS, SOFTMAX };
-enum { LINEAR, MLP, DEEP };
+enum { NONE, RMS, SOFTMAX }; enum { LINEAR, MLP, DEEP };
 
 typedef float vf __attribute__((vector_size(4 * L)));
 typedef float vfu __attribute__((vector_size(4 * L), aligned(4)));
@@ -72,8 +68,7 @@ INLINE vf read(const bf16* p) { return (vf)(__builtin_convertvector(*(const vh*)
 INLINE vf read(const _Float16* p) { return __builtin_convertvector(*(const vhf*)p, vf); }
 INLINE void write(float* p, vf x) { *(vfu*)p = x; }
 INLINE void write(bf16* p, vf x) {
-    vu u = (vu)x;
-    vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    vu u = (vu)x, r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     *(vh*)p = __builtin_convertvector(x == x ? r : (vu{} + 0x7fc0), vh);
 }
 INLINE void write(_Float16* p, vf x) { *(vhf*)p = __builtin_convertvector(x, vhf); }
@@ -124,7 +119,8 @@ INLINE vf exponential(vf x) {  // of at most 88; NaN stays NaN; relative error a
     vf f = y - n * 0.693359375f;
     f = f + n * 2.12194440e-4f;
     vf p = (1.9875691500e-4f * f + 1.3981999507e-3f) * f + 8.3334519073e-3f;
-    p = (((p * f + 4.1665795894e-2f) * f + 1.6666665459e-1f) * f + 5.0000001201e-1f) * f * f + f + 1.0f;
+    p = ((p * f + 4.1665795894e-2f) * f + 1.6666665459e-1f) * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
     vi e = __builtin_convertvector(n == n ? n : vf{}, vi);
     p = p * (vf)((e + 127) << 23);
     return x < -87.0f ? vf{} : p;
@@ -171,7 +167,6 @@ struct Problem : Call {
     bool crossed, holes = false;   // holes: some bias is -inf
     i64 head_step, block_step, set_step;  // of biases: by head, by KB keys, by set
     Memory biases, multipliers;
-
     Problem(const Call& call, bool backward) : Call(call) {
         C = H * D, E = H * V;
         Cp = whole(C, L), Ep = whole(E, L), Qp = whole(Q, L), Kp = whole(K, KB);
@@ -232,15 +227,14 @@ struct Problem : Call {
 struct Work {
     const Problem& p;
     Memory own;
-    i64 n = 0, keys = 0;                                  // the sequence, its keys
+    i64 n = 0, keys = 0;  // the sequence, its keys
     const float *bias = nullptr, *factor = nullptr, *deep = nullptr;  // of its sets
     float *dbias = nullptr, *ddeep = nullptr;
-    // [vector][component][lane]: Q, G, DQ, O; rows [key][head][component]: K, V, DK (then DV). Of each
-    // pair (`wide` lanes): S, A = dcode, Z = dz rf, R = rf and what RMSHead subtracts. Of each query
-    // and head: highest score, inverse of the sum of exponentials, mean gradient of the code.
+    // [vector][component][lane]: Q, G, DQ, O; rows [key][head][component]: K, V, DK (then DV). Of
+    // each pair (`wide` lanes): S, A = dcode, Z = dz rf, R = rf and what RMSHead subtracts. Of each
+    // query and head: highest score, inverse of the sum of exponentials, mean gradient of codes.
     float *Q, *G, *DQ, *O, *K, *V, *DK, *S, *A, *Z, *R, *most, *inverse, *mean;
     i64 wide;
-
     Work(const Problem& problem, bool backward) : p(problem), wide(problem.W * L) {
         i64 pairs = p.crossed ? p.H * KB : p.Kp;
         if (p.normaliser == SOFTMAX) pairs = std::max(pairs, p.Kp);
@@ -265,14 +259,14 @@ struct Work {
         else if (p.type == 1) f(bf16{});
         else f(_Float16{});
     }
-    template <class T>
     void rows(const void* from, i64 sequence, i64 token, i64 count, bool relu, float* to) {
-        const T* x = (const T*)from + n * sequence;
-        EACH(t, keys)
-            for (i64 c = 0; c < count; c += L) {
+        typed([&](auto any) {
+            const auto* x = (const decltype(any)*)from + n * sequence;
+            EACH(t, keys) for (i64 c = 0; c < count; c += L) {
                 vf y = read(x + t * token + c, count - c);
                 write(to + t * count + c, relu ? positive(y) : y, count - c);
             }
+        });
         std::fill(to + keys * count, to + whole(keys, KB) * count, 0.0f);
     }
     void begin(i64 sequence) {
@@ -282,32 +276,24 @@ struct Work {
         if (p.bias) bias = p.biases.get() + set * p.set_step;
         if (p.factors) factor = p.multipliers.get() + set * p.Kp * p.Qp;
         if (p.deep) deep = p.deep + set * p.E * p.V;
-        typed([&](auto t) {
-            using T = decltype(t);
-            rows<T>(p.k, p.k_sequence, p.k_token, p.C, false, K);
-            rows<T>(p.v, p.v_sequence, p.v_token, p.E, p.relu && p.network == LINEAR, V);
-        });
+        rows(p.k, p.k_sequence, p.k_token, p.C, false, K);
+        rows(p.v, p.v_sequence, p.v_token, p.E, p.relu && p.network == LINEAR, V);
     }
     // Keys that queries before `end` may see, in whole blocks.
-    i64 seen(i64 end) const {
-        return whole(p.causal ? std::min(keys, end + p.K - p.Q) : keys, KB);
-    }
+    i64 seen(i64 end) const { return whole(p.causal ? std::min(keys, end + p.K - p.Q) : keys, KB); }
     // Whether some pair of queries from q0 and KB keys from k0 may be masked.
     bool cut(i64 q0, i64 k0) const {
         return p.holes || k0 + KB > keys || (p.causal && k0 + KB - 1 > q0 + p.K - p.Q);
     }
     // The bias; with `masks`, -inf if a pair is masked.
     INLINE vf start(i64 h, i64 k0, int j, i64 q0, bool masks) const {
+        if (masks && k0 + j >= keys) return all(-INFINITY);
         vf b = vf{};
         if (bias) b = ld(bias + h * p.head_step + k0 / KB * p.block_step + j * p.Qp + q0);
-        if (masks) {
-            vi lane;
-            EACH(i, L) lane[i] = i;
-            if (k0 + j >= keys) b = all(-INFINITY);
-            else if (p.causal)
-                b = lane + (int)(q0 + p.K - p.Q) >= (int)(k0 + j) ? b : all(-INFINITY);
-        }
-        return b;
+        if (!masks || !p.causal) return b;
+        vi lane;
+        EACH(i, L) lane[i] = i;
+        return lane >= (int)(k0 + j - q0 - p.K + p.Q) ? b : all(-INFINITY);
     }
     INLINE vf factor_of(i64 k, i64 q0) const {
         return factor ? ld(factor + k * p.Qp + q0) : all(1.0f);
@@ -341,7 +327,6 @@ struct Work {
         }
         return highest == -INFINITY ? vf{} : highest;
     }
-
     // Exponentials of scores in place; returns their sum.
     INLINE vf exponentials(float* s, i64 limit, vf highest) const {
         vf total = vf{};
@@ -371,7 +356,6 @@ struct Work {
             CHUNKS(DT ? DT : p.V, v0, (add_values<DT, N>(S, 0, limit, h, v0, scale)))
         }
     }
-
     // Codes of KB keys and all heads to S; `r` of RMSHead and `rf`.
     template <int DT, int NORM>
     INLINE void codes(const float* Qv, i64 q0, i64 lane, i64 k0, float* to, vf* r, vf* rf) const {
@@ -431,7 +415,7 @@ struct Work {
             vf a = ld(codes + h * KB * wide) * rf;
             EACH(i, p.V) z[i] += a * V[k * p.E + h * p.V + i];
         }
-        if (p.relu) EACH(i, p.V) z[i] = positive(z[i]);
+        EACH(i, p.relu ? p.V : 0) z[i] = positive(z[i]);
         EACH(h, p.H) EACH(u, p.V) y[u] += ld(codes + h * KB * wide) * rf * deep_row(h, u, z);
         if (p.relu) EACH(i, p.V) y[i] = positive(y[i]);
     }
@@ -491,8 +475,7 @@ struct Work {
             store(O, q0, p.E, 1.0, p.out);
         }
     }
-
-    // Gradients of codes to A, for the queries at `lane` of the tile and KB keys; Z besides. Returns
+    // Gradients of codes to A, for the queries at `lane` of the tile and KB keys; Z besides. Adds
     // to `along` the sums over heads of code and gradient.
     template <int DT, int N>
     INLINE void mlp_backward(const float* Gv, i64 lane, i64 k0, i64 v0, const vf* rf, vf* along) {
@@ -536,23 +519,20 @@ struct Work {
             float* da = A + j * wide + lane;
             deep_layers(s, k0 + j, rf[j], z, y);
             EACH(i, p.V) dz[i] = dy[i] = vf{};
-            EACH(h, p.H)
-                EACH(u, p.V) dy[u] += ld(s + h * KB * wide) * rf[j] * ld(Gv + (h * p.V + u) * L);
-            if (p.relu) EACH(u, p.V) dy[u] = y[u] <= 0.0f ? vf{} : dy[u];
+            EACH(h, p.H) EACH(u, p.V)
+                dy[u] += ld(s + h * KB * wide) * rf[j] * ld(Gv + (h * p.V + u) * L);
+            EACH(u, p.relu ? p.V : 0) dy[u] = y[u] <= 0.0f ? vf{} : dy[u];
             EACH(h, p.H) {
                 const vf a = ld(s + h * KB * wide) * rf[j];
-                vf sum = vf{}, t[MOST_DEEP];
-                EACH(i, p.V) t[i] = vf{};
+                vf sum = vf{};
                 EACH(u, p.V) {
-                    const float* w = deep + (h * p.V + u) * p.V;
+                    const i64 row = (h * p.V + u) * p.V;
+                    const vf ay = a * dy[u];
                     sum += ld(Gv + (h * p.V + u) * L) * y[u] + dy[u] * deep_row(h, u, z);
-                    EACH(i, p.V) t[i] += dy[u] * w[i];
-                    if (dw) EACH(i, p.V) {
-                            float* to = dw + ((h * p.V + u) * p.V + i) * L;
-                            st(to, ld(to) + a * dy[u] * z[i]);
-                        }
+                    EACH(i, p.V) dz[i] += ay * deep[row + i];
+                    EACH(i, dw ? p.V : 0)
+                        st(dw + (row + i) * L, ld(dw + (row + i) * L) + ay * z[i]);
                 }
-                EACH(i, p.V) dz[i] += a * t[i];
                 st(da + h * KB * wide, sum);
             }
             EACH(i, p.V) {
@@ -754,15 +734,14 @@ struct Work {
     }
 };
 
+template <int I> using Int = std::integral_constant<int, I>;
 template <class F> int specialised(const Problem& p, F f) {
-    auto with_size = [&](auto norm) {
-        if (p.D == 4 && p.V == 4) return f(std::integral_constant<int, 4>{}, norm);
-        if (p.D == 2 && p.V == 2) return f(std::integral_constant<int, 2>{}, norm);
-        return f(std::integral_constant<int, 0>{}, norm);
+    auto sized = [&](auto norm) {
+        const i64 size = p.D == p.V ? p.D : 0;
+        return size == 4 ? f(Int<4>{}, norm) : size == 2 ? f(Int<2>{}, norm) : f(Int<0>{}, norm);
     };
-    if (p.normaliser == NONE) return with_size(std::integral_constant<int, NONE>{});
-    if (p.normaliser == RMS) return with_size(std::integral_constant<int, RMS>{});
-    return with_size(std::integral_constant<int, SOFTMAX>{});
+    if (p.normaliser == NONE) return sized(Int<NONE>{});
+    return p.normaliser == RMS ? sized(Int<RMS>{}) : sized(Int<SOFTMAX>{});
 }
 }  // namespace
 
@@ -787,7 +766,7 @@ extern "C" int hyla_attention_backward(const Call* call) {
     Memory partial, sums = memory(std::max<i64>(1, p.threads) * (bias_size + deep_size));
     if (p.parts > 1) partial = memory(p.N * p.parts * part_size);
     if (!sums || (p.parts > 1 && !partial) || !p.transpose_pairs()) return 1;
-    // Head h of the gradients of a set, from the sums of threads, in this order.
+    // Gradients of head h of a set, from the sums of threads in this order.
     auto finish = [&](i64 set, i64 h, i64 first, i64 last) {
         for (i64 t = first; t < last; t++) {
             float* from = sums.get() + t * (bias_size + deep_size);
