@@ -20,8 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
-
 PACKAGE = Path(__file__).parent
 SOURCES = {
     "attention": PACKAGE / "attention" / "cpu.cpp",
@@ -33,12 +31,14 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-w"),
 )
 COMPILE_SECONDS = 600
-# What a processor must have, by /proc/cpuinfo, to run a library built for a level of x86-64.
+# What a processor must have besides the next, by /proc/cpuinfo, to run a library of a wheel.
 VARIANTS = {
+    "x86-64-v4-bf16": {"avx512_bf16"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
     "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"},
 }
+BF16 = "-bf16"
 
 
 class BuildError(Exception):
@@ -64,6 +64,8 @@ def load(name: str) -> ctypes.CDLL | None:
 
 
 def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
+    import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
+
     for variant in supported_variants():
         path = PREBUILT / f"{name}-{variant}.so"
         if path.is_file():
@@ -90,7 +92,7 @@ def build(name: str, march: str = "native") -> Path:
     source, command = SOURCES[name], compiler()
     if command is None:
         raise BuildError("no C++ compiler found; install g++ or set CXX")
-    arguments = [*command, *FLAGS, f"-march={march}"]
+    arguments = [*command, *FLAGS, *_march(march)]
     identity = [source.read_text(), *arguments, compiler_version(), *processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:20]
     path = cache_folder() / f"{name}-{march}-{key}.so"
@@ -110,6 +112,7 @@ def build(name: str, march: str = "native") -> Path:
         handle, temporary = tempfile.mkstemp(dir=folder, suffix=".so")
     os.close(handle)
     try:
+        _say(f"compiling the CPU kernels with {arguments[0]}, once (about 10 s)")
         _compile(source, arguments, Path(temporary))
         os.replace(temporary, path)
     finally:
@@ -117,8 +120,26 @@ def build(name: str, march: str = "native") -> Path:
     return path
 
 
+def build_variants(folder: Path) -> list[Path]:
+    """Compile every library for every variant, for a wheel."""
+    command, made = compiler(), []
+    assert command is not None
+    for name, source in SOURCES.items():
+        for variant in VARIANTS:
+            if variant.endswith(BF16) and "__AVX512BF16__" not in source.read_text():
+                continue
+            path = folder / f"{name}-{variant}.so"
+            _compile(source, [*command, *FLAGS, *_march(variant)], path)
+            made.append(path)
+    return made
+
+
+def _march(variant: str) -> list[str]:
+    level = variant.removesuffix(BF16)
+    return [f"-march={level}", *(["-mavx512bf16"] if level != variant else [])]
+
+
 def _compile(source: Path, arguments: list[str], path: Path) -> None:
-    _say(f"compiling the CPU kernels with {arguments[0]}, once (about 10 s)")
     try:
         done = subprocess.run(
             [*arguments, str(source), "-o", str(path)],
@@ -133,7 +154,7 @@ def _compile(source: Path, arguments: list[str], path: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
         raise BuildError(f"{arguments[0]} failed ({lines[0].strip()}); install g++ 12 or newer")
     # A checksum after the library: loading one cut short could kill the process.
-    with path.open("r+b") as file:
+    with path.open("rb+") as file:
         checksum = hashlib.sha256(file.read()).digest()
         file.write(checksum)
 

@@ -118,35 +118,49 @@ def refusal(
     factored: bool = False,
 ) -> str | None:
     """What a kernel would need and does not find; None if it can do the call."""
-    if backend == "cpu":
-        if q.device.type != "cpu":
-            return f"tensors on a CPU, not on {q.device}"
-    elif q.device.type != "cuda" and not (backend == "tiles" and _interpreted(q)):
-        return f"tensors on {'a' if backend == 'tiles' else 'an NVIDIA'} GPU, not on {q.device}"
-    dtype = input_dtype(q)
-    if dtype not in DTYPES:
-        return f"float32, bfloat16 or float16 tensors, not {dtype}"
-    if kind.nonlinear and activation != "relu":
-        return f"the activation 'relu', not {activation!r}"
-    if factored and backend != "cpu":
-        return "no factors of the code"
+    reason = _refusal_of_device(backend, q) or _refusal_of_all(
+        backend, q, kind, activation, factored
+    )
+    if reason is not None:
+        return reason
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "tensors that are not empty"
-    if forward_ad._current_level >= 0:
-        return "reverse mode: kernels have no forward-mode derivatives"
     if backend == "cpu":
         return _refusal_of_cpu(v, kind)
     if max(q.shape[-3], k.shape[-3]) > MAX_TOKENS:
         return f"at most {MAX_TOKENS} tokens, not {max(q.shape[-3], k.shape[-3])}"
-    if q.device.type == "cuda":
-        least, above = ((8, 0), (99, 0)) if backend == "thin" else ((9, 0), (12, 0))
-        if torch.version.hip or not least <= torch.cuda.get_device_capability(q.device) < above:
-            return f"an NVIDIA GPU of compute capability {CAPABILITIES[backend]}"
     if backend == "tiles":
-        return _refusal_of_tiles(q, v, dtype, kind)
+        return _refusal_of_tiles(q, v, input_dtype(q), kind)
     if backend == "thin":
         return _refusal_of_thin(q, v, kind)
-    return _refusal_of_wide(q, v, dtype, kind, biased)
+    return _refusal_of_wide(q, v, input_dtype(q), kind, biased)
+
+
+def _refusal_of_device(backend: str, q: Tensor) -> str | None:
+    if backend == "cpu":
+        return None if q.device.type == "cpu" else f"tensors on a CPU, not on {q.device}"
+    if backend == "tiles" and _interpreted(q):
+        return None
+    if q.device.type != "cuda":
+        return f"tensors on {'a' if backend == 'tiles' else 'an NVIDIA'} GPU, not on {q.device}"
+    least, above = ((8, 0), (99, 0)) if backend == "thin" else ((9, 0), (12, 0))
+    if torch.version.hip or not least <= torch.cuda.get_device_capability(q.device) < above:
+        return f"an NVIDIA GPU of compute capability {CAPABILITIES[backend]}"
+    return None
+
+
+def _refusal_of_all(
+    backend: str, q: Tensor, kind: Kind, activation: str, factored: bool
+) -> str | None:
+    if input_dtype(q) not in DTYPES:
+        return f"float32, bfloat16 or float16 tensors, not {input_dtype(q)}"
+    if kind.nonlinear and activation != "relu":
+        return f"the activation 'relu', not {activation!r}"
+    if factored and backend != "cpu":
+        return "no factors of the code"
+    if forward_ad._current_level >= 0:
+        return "reverse mode: kernels have no forward-mode derivatives"
+    return None
 
 
 def input_dtype(q: Tensor) -> torch.dtype:
