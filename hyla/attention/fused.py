@@ -118,11 +118,9 @@ def refusal(
     factored: bool = False,
 ) -> str | None:
     """What a kernel would need and does not find; None if it can do the call."""
-    if backend == "cpu":
-        if q.device.type != "cpu":
-            return f"tensors on a CPU, not on {q.device}"
-    elif q.device.type != "cuda" and not (backend == "tiles" and _interpreted(q)):
-        return f"tensors on {'a' if backend == 'tiles' else 'an NVIDIA'} GPU, not on {q.device}"
+    device = _missing_device(backend, q)
+    if device is not None:
+        return f"tensors on {device}, not on {q.device}"
     dtype = input_dtype(q)
     if dtype not in DTYPES:
         return f"float32, bfloat16 or float16 tensors, not {dtype}"
@@ -138,15 +136,27 @@ def refusal(
         return _refusal_of_cpu(v, kind)
     if max(q.shape[-3], k.shape[-3]) > MAX_TOKENS:
         return f"at most {MAX_TOKENS} tokens, not {max(q.shape[-3], k.shape[-3])}"
-    if q.device.type == "cuda":
-        least, above = ((8, 0), (99, 0)) if backend == "thin" else ((9, 0), (12, 0))
-        if torch.version.hip or not least <= torch.cuda.get_device_capability(q.device) < above:
-            return f"an NVIDIA GPU of compute capability {CAPABILITIES[backend]}"
+    if q.device.type == "cuda" and not _capable(backend, q):
+        return f"an NVIDIA GPU of compute capability {CAPABILITIES[backend]}"
     if backend == "tiles":
         return _refusal_of_tiles(q, v, dtype, kind)
     if backend == "thin":
         return _refusal_of_thin(q, v, kind)
     return _refusal_of_wide(q, v, dtype, kind, biased)
+
+
+def _missing_device(backend: str, q: Tensor) -> str | None:
+    """The device that a kernel is for, if the tensors are on another."""
+    if backend == "cpu":
+        return None if q.device.type == "cpu" else "a CPU"
+    if q.device.type == "cuda" or (backend == "tiles" and _interpreted(q)):
+        return None
+    return "a GPU" if backend == "tiles" else "an NVIDIA GPU"
+
+
+def _capable(backend: str, q: Tensor) -> bool:
+    least, above = ((8, 0), (99, 0)) if backend == "thin" else ((9, 0), (12, 0))
+    return not torch.version.hip and least <= torch.cuda.get_device_capability(q.device) < above
 
 
 def input_dtype(q: Tensor) -> torch.dtype:
