@@ -28,7 +28,7 @@ def test_fp16_rounds_less_than_bf16(kind: str) -> None:
         (trained(replace(config, precision=p), 1).moments.first - exact).norm()
         for p in ("fp16", "bf16")
     )
-    assert fp16 < bf16 / 3  # of three more bits
+    assert fp16 < bf16 / 2  # of three more bits, but either may switch a ReLU
 
 
 def test_an_infinite_gradient_in_fp16_is_a_step_less_and_half_the_scale() -> None:
