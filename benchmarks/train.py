@@ -36,7 +36,11 @@ TOLERANCES = {
 
 
 def make(
-    config: RunConfig, which: range, device: torch.device, compiled: bool, backend: str | None
+    config: RunConfig,
+    which: range,
+    device: torch.device,
+    compiled: bool,
+    backend: str | None = None,
 ) -> tuple[Population, Tensor]:
     """A population after the steps that are checked, and its gradients of the first, scaled."""
     population = Population(config, which, device, compiled=compiled)
@@ -139,7 +143,8 @@ def main() -> None:
     options = parser.parse_args()
     try:
         sraven_model().with_heads(options.heads)
-        options.layers = options.layers or {"sraven": 4, "fuzzy": 2}[options.task]
+        if options.layers is None:
+            options.layers = {"sraven": 4, "fuzzy": 2}[options.task]
     except ValueError as error:
         parser.error(f"--{error}")
     if min(*options.members, options.repeats, options.layers, options.width_factor) < 1:

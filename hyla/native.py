@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,14 @@ def processor() -> tuple[str, ...]:
 def vendor() -> str:
     """Return the maker of the processor, such as AuthenticAMD."""
     return processor()[2]
+
+
+def hide_from_compiler(function: Callable[[], bool]) -> None:
+    """Let `torch.compile` take what a function returns now, and not follow it.
+
+    As `torch.compiler.assume_constant_result`, which imports the whole compiler to do this.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

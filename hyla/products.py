@@ -53,11 +53,12 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-# The compiler does not follow the search for a library.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
     """Whether this processor profits and the library can be loaded."""
     return native.vendor() != INTEL and _library() is not None
+
+
+native.hide_from_compiler(is_available)
 
 
 def _library() -> ctypes.CDLL | None:

@@ -28,7 +28,7 @@ def test_fp16_rounds_less_than_bf16(kind: str) -> None:
         (trained(replace(config, precision=p), 1).moments.first - exact).norm()
         for p in ("fp16", "bf16")
     )
-    assert fp16 < bf16 / 3  # of three more bits
+    assert fp16 < bf16 / 2  # of three more bits, but either may switch a ReLU
 
 
 def test_an_infinite_gradient_in_fp16_is_a_step_less_and_half_the_scale() -> None:
@@ -83,7 +83,8 @@ def test_a_gradient_that_no_scale_helps_is_the_end() -> None:
     found.scale[1] = 4.0
     norms = found.gradient_norm.clone()
     # The loss is finite, and so is the scale: only the gradient is not.
-    found.model.output.weight.register_hook(lambda gradient: gradient * torch.inf)
+    assert found.alone is not None
+    found.alone.output.weight.register_hook(lambda gradient: gradient * torch.inf)
     for scale in (2.0, 1.0):
         found.advance()
         assert found.scale[1] == scale

@@ -187,7 +187,7 @@ def test_a_request_to_end_saves_first(
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
         run(config, folder, watchers=[watcher])
     assert [load(path).step for path in paths(folder / "checkpoints")] == [10]
-    assert watcher.said == ["saved at step 10 of 29: the same command goes on from there"]
+    assert "step 10 of 29" in watcher.said[-1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     run(config, folder)
     assert (folder / "metrics.jsonl").read_bytes() == whole[0]

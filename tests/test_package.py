@@ -23,6 +23,8 @@ LAYERS = [
         "statistics",
         "processes",
         "random",
+        "native",
+        "products",
         "tasks",
         "pretrained",
         "layers",

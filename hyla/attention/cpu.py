@@ -18,21 +18,8 @@ NORMALISERS = ("none", "rms_head", "softmax")
 VALUE_NETWORKS = ("linear", "mlp", "deep")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COUNTS = (
-    *(
-        "threads",
-        "type",
-        "normaliser",
-        "network",
-        "relu",
-        "causal",
-        "N",
-        "Q",
-        "K",
-        "H",
-        "D",
-        "V",
-        "M",
-    ),
+    *("threads", "type", "normaliser", "network", "relu", "causal"),
+    *("N", "Q", "K", "H", "D", "V", "M"),
     *("q_sequence", "q_token", "k_sequence", "k_token", "v_sequence", "v_token"),
 )
 POINTERS = (

@@ -200,10 +200,11 @@ def _refusal_of_cpu(v: Tensor, kind: Kind) -> str | None:
     return None
 
 
-# The compiler does not follow the search for a library.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _cpu_library() -> bool:
     return native.load("attention") is not None
+
+
+native.hide_from_compiler(_cpu_library)
 
 
 def slices(q: Tensor, v: Tensor) -> int:
