@@ -39,6 +39,7 @@ VARIANTS = {
     "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"},
 }
 BF16 = "-bf16"
+LEVEL = "HYLA_CPU"  # variable that takes a lower variant than the processor's, to test or measure
 
 
 class BuildError(Exception):
@@ -66,7 +67,7 @@ def load(name: str) -> ctypes.CDLL | None:
 def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
     import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
 
-    for variant in supported_variants():
+    for variant in allowed_variants():
         path = PREBUILT / f"{name}-{variant}.so"
         if path.is_file():
             with contextlib.suppress(OSError):
@@ -74,7 +75,7 @@ def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
                 report |= {"prebuilt": variant, "path": str(path)}
                 return library
     try:
-        path = build(name)
+        path = build(name, os.environ.get(LEVEL) or "native")
         library = ctypes.CDLL(str(path))
     except (BuildError, OSError) as error:
         report["reason"] = str(error)
@@ -268,6 +269,16 @@ def keep_memory() -> None:
 def has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 by itself, so that such products pay."""
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor()[3:])
+
+
+def allowed_variants() -> list[str]:
+    """Return the supported variants from that of $HYLA_CPU down."""
+    found, level = supported_variants(), os.environ.get(LEVEL)
+    if not level:
+        return found
+    if level not in found:
+        raise ValueError(f"{LEVEL}: expected one of {', '.join(found)}, got {level!r}.")
+    return found[found.index(level) :]
 
 
 def supported_variants() -> list[str]:
