@@ -32,6 +32,7 @@ FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
 COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
+LARGE = 2**17  # numbers in the tokens of a batch, above which a core's cache is for one member
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
 # at most so much; halved when one is infinite, and doubled again every so many steps.
@@ -45,7 +46,7 @@ class Population:
     """The members `which` of a run, stacked along the population axis.
 
     `advance` trains one step: data, forward, backward, optimiser. On CUDA, after `rehearse` and
-    `capture`, it replays a graph and never waits for the device. On a CPU the members take turns
+    `capture`, it replays a graph and never waits for the device. On a CPU large members take turns
     within a step, so that what one of them needs stays in the cache. All state is in tensors that
     change in place; `state` gives them by name, the members along the first axis, and `load` sets
     them.
@@ -61,7 +62,7 @@ class Population:
         self.objective = make_objective(config.task, [m.seed for m in members], device)
         self.model, self.parameters = flat_population(config, which, device)
         self.alone: Transformer | None = None  # the one whose turn it is
-        if device.type == "cpu" and len(members) > 1:
+        if device.type == "cpu" and len(members) > 1 and takes_turns(config):
             self.alone, self.its_parameters = flat_population(config, which[:1], device)
         self.decayed = _decay_mask(self.model, config.decay_head_biases)
         self.moments = Moments(torch.zeros_like(self.parameters), torch.zeros_like(self.parameters))
@@ -358,6 +359,15 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
         for name, parameter in population.named_parameters()
     ]
     return rows(parts)[0]
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Whether a step on a CPU is that of one member after the other.
+
+    Of small models calling PyTorch is most of the time: these are computed at once.
+    """
+    numbers = config.batch * config.task.tokens * config.model.width
+    return numbers >= LARGE or config.precision == "bf16"  # `products` rounds for one member
 
 
 def rounds_products(precision: str, device: torch.device) -> bool:
