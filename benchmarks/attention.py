@@ -1,12 +1,12 @@
-"""How fast the fused attention of HYLA is: `python benchmarks/attention.py`.
+"""How fast the fused attention is, by default of HYLA: `python benchmarks/attention.py`.
 
 Each shape is checked first: output and every gradient of the call that is then timed, against the
 reference in float64 for some of its sequences (the gradient of the others' outputs is 0). What is
 wrong is not timed. Times are medians of GPU time, of calls that are captured as a CUDA graph (what
 cannot be is timed with its launches, and named), of forward alone and of forward and backward,
 beside the compiled reference and softmax attention through PyTorch's own kernel, measured in the
-same run. The floor is the longer of the times that an H200 needs for the arithmetic and for reading
-the inputs and writing the results once.
+same run. The floor is the longer of the times that an H200 needs for the arithmetic of HYLA and for
+reading the inputs and writing the results once; there is none for a CPU.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ KEY_TENSORS = {"forward": 2, "forward and backward": 6}
 
 @dataclass(frozen=True)
 class Shape:
-    """A call: HYLA over this many sequences; bias: `[1, heads, queries, keys]`, with a gradient."""
+    """A call over this many sequences; bias: `[1, heads, queries, keys]`, with a gradient."""
 
     batch: int
     queries: int
@@ -57,6 +57,7 @@ class Shape:
     causal: bool = False
     bias: bool = False
     backward: bool = True
+    kind: str = "hyla"
 
     @property
     def pairs(self) -> int:
@@ -95,8 +96,11 @@ SHAPES = {
     "sraven-fp32": square(4096, 36, 16, 4, bias=True, dtype=torch.float32),
     "fuzzy": square(4096, 32, 8, 2, bias=True),
     "fuzzy-fp32": square(4096, 32, 8, 2, bias=True, dtype=torch.float32),
+    "sraven-128": square(128, 36, 16, 4, bias=True, dtype=torch.float32),
+    "fuzzy-128": square(128, 32, 8, 2, bias=True, dtype=torch.float32),
     "decoding": Shape(16, 1, 4096, 8, 64, causal=True, backward=False),
 }
+ON_CPU = ["sraven-128", "fuzzy-128"]
 MEMORY = square(1, 16384, 8, 64, causal=True)
 TINY = Shape(3, 5, 7, 4, 8, dtype=torch.float32, causal=True, bias=True)
 
@@ -122,11 +126,11 @@ def make(shape: Shape, seed: int, device: torch.device) -> tuple[Inputs, Tensor]
     return (q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), bias), gradient
 
 
-def hyla(shape: Shape, backend: str | None) -> Attention:
-    """HYLA through one of the backends."""
+def ours(shape: Shape, backend: str | None) -> Attention:
+    """Attention of a kind through one of the backends."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        return attend(q, k, v, kind="hyla", causal=shape.causal, bias=bias, backend=backend)
+        return attend(q, k, v, kind=shape.kind, causal=shape.causal, bias=bias, backend=backend)
 
     return attention
 
@@ -179,25 +183,25 @@ def check(
     exact_bias = None if bias is None else bias.detach()[..., -asking:, :].double().requires_grad_()
     exact_inputs = (part(q[:, -asking:]), part(k), part(v), exact_bias)
     if shape.backward:
-        exact = backward(hyla(shape, "reference"), exact_inputs, kept[chosen, -asking:].double())
+        exact = backward(ours(shape, "reference"), exact_inputs, kept[chosen, -asking:].double())
         given = backward(attention, (q, k, v, bias), kept)
     else:
-        exact = forward(hyla(shape, "reference"), exact_inputs, gradient)
+        exact = forward(ours(shape, "reference"), exact_inputs, gradient)
         given = forward(attention, (q, k, v, bias), gradient)
     errors = []
-    for index, (ours, expected) in enumerate(zip(given, exact, strict=True)):
+    for index, (found, expected) in enumerate(zip(given, exact, strict=True)):
         if index == 4:  # the bias
-            ours = ours[..., -asking:, :]
+            found = found[..., -asking:, :]
         elif index in (0, 1):
-            ours = ours[chosen, -asking:]
+            found = found[chosen, -asking:]
         else:
-            ours = ours[chosen]
-        errors.append(float((ours.double() - expected).norm() / expected.norm()))
-    found = errors[0], max(errors[1:], default=0.0)
+            found = found[chosen]
+        errors.append(float((found.double() - expected).norm() / expected.norm()))
+    largest = errors[0], max(errors[1:], default=0.0)
     allowed = TOLERANCES[shape.dtype]
-    if not (found[0] < allowed[0] and found[1] < allowed[1]):
-        raise SystemExit(f"wrong: errors of output and gradients {found}, allowed {allowed}")
-    return found
+    if not (largest[0] < allowed[0] and largest[1] < allowed[1]):
+        raise SystemExit(f"wrong: errors of output and gradients {largest}, allowed {allowed}")
+    return largest
 
 
 def milliseconds(
@@ -275,15 +279,15 @@ def input_sets(shape: Shape, device: torch.device) -> list[tuple[Inputs, Tensor]
 
 def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Checks a shape and times it; the compiled reference has no time if its memory runs out."""
-    fused = hyla(shape, options.backend)
+    fused = ours(shape, options.backend)
     errors = check(shape, fused, device)
     sets = input_sets(shape, device)
-    chosen = choose(options.backend, *sets[0][0][:3], KINDS["hyla"], "relu", shape.bias)
+    chosen = choose(options.backend, *sets[0][0][:3], KINDS[shape.kind], "relu", shape.bias)
     contenders = {"fused": fused, "softmax": softmax(shape)}
     if not options.no_reference:
         torch.compiler.reset()
         contenders["reference"] = torch.compile(
-            hyla(shape, "reference"), fullgraph=True, dynamic=False, options=COMPILER_OPTIONS
+            ours(shape, "reference"), fullgraph=True, dynamic=False, options=COMPILER_OPTIONS
         )
     runs = {"forward": forward}
     if shape.backward:
@@ -310,7 +314,7 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
 
 def peak_memory(backend: str | None, device: torch.device) -> dict[str, float]:
     """MiB of a forward and backward over 16384 tokens beyond inputs, output and gradients."""
-    attention = hyla(MEMORY, backend)
+    attention = ours(MEMORY, backend)
     errors = check(MEMORY, attention, device, queries=64)
     inputs, gradient = make(MEMORY, 1, device)
     torch.cuda.synchronize()
@@ -338,15 +342,21 @@ def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Name
         f"{found.get('backend', options.backend or 'chosen backend')}, output off by "
         f"{found['output_error']:.0e}, gradients by {found['gradient_error']:.0e}\n"
     )
+    on_gpu = options.device != "cpu"
     for what, row in found.get("times", {}).items():
         sys.stdout.write(
             f"  {what:21}{number(row['fused_ms'])} ms, compiled reference "
             f"{number(row.get('reference_ms'))} ms ({number(row.get('times_faster'), 1)} x), "
-            f"softmax {number(row['softmax_ms'])} ms; {row['operations'] / 1e9:7.1f} GFLOP "
-            f"{number(row['arithmetic_floor_ms'])} ms, {row['bytes'] / 2**20:6.1f} MiB "
-            f"{number(row['memory_floor_ms'])} ms: {row['fraction_of_floor']:.0%} of the floor\n"
+            f"PyTorch's softmax {number(row['softmax_ms'])} ms"
         )
-        if row["with_launches"]:
+        if on_gpu and shape.kind == "hyla":
+            sys.stdout.write(
+                f"; {row['operations'] / 1e9:7.1f} GFLOP "
+                f"{number(row['arithmetic_floor_ms'])} ms, {row['bytes'] / 2**20:6.1f} MiB "
+                f"{number(row['memory_floor_ms'])} ms: {row['fraction_of_floor']:.0%} of the floor"
+            )
+        sys.stdout.write("\n")
+        if on_gpu and row["with_launches"]:
             names = ", ".join(row["with_launches"])
             sys.stdout.write(f"    timed with their launches, not as a graph: {names}\n")
     if "peak_mib" in found:
@@ -365,11 +375,13 @@ def main() -> None:
     """Checks, measures, prints a paragraph or a line of JSON for each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     names = [*SHAPES, "memory"]
+    kinds = [name for name, kind in KINDS.items() if kind.value_network != "deep"]
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--shape", nargs="+", choices=[*names, "tiny"], metavar="SHAPE",
-                        default=names if on_gpu else ["tiny"],
-                        help=f"of {', '.join(names)}, and tiny for a CPU")  # fmt: skip
+                        default=names if on_gpu else ON_CPU,
+                        help=f"of {', '.join(names)}; on a CPU {' and '.join(ON_CPU)}")  # fmt: skip
+    parser.add_argument("--kind", default="hyla", choices=kinds, metavar="KIND")
     parser.add_argument("--backend", choices=BACKENDS, help="by default the one that is chosen")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
     parser.add_argument("--repeats", type=int, default=30, help="at least so many calls are timed")
@@ -383,7 +395,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     options.device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
-        sys.stdout.write(f"HYLA attention, {options.device_name}, PyTorch {torch.__version__}\n")
+        sys.stdout.write(
+            f"{KINDS[options.kind].title}, {options.device_name}, PyTorch {torch.__version__}\n"
+        )
     for name in options.shape:
         if name == "memory":
             if device.type != "cuda":
@@ -391,6 +405,7 @@ def main() -> None:
             write(name, MEMORY, peak_memory(options.backend, device), options)
             continue
         shape = TINY if name == "tiny" else SHAPES[name]
+        shape = replace(shape, kind=options.kind)
         write(name, shape, measure(shape, options, device), options)
         if device.type == "cuda":
             torch.cuda.empty_cache()
