@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hyla.attention.layer import POSITIONS, KeyValueCache, MultiHeadAttention, token_index
+from hyla.attention.layer import (
+    NO_DROPOUT,
+    POSITIONS,
+    KeyValueCache,
+    MultiHeadAttention,
+    check_dropout,
+    token_index,
+)
 from hyla.attention.variants import ACTIVATIONS, KINDS
 from hyla.config import Config
 from hyla.errors import bad_value
@@ -25,6 +32,8 @@ class ModelConfig(Config):
 
     inputs: `continuous` tokens of `input_size` numbers, or a `vocabulary` of `input_size` words.
     positions: `t5` (`buckets` of distances up to `buckets`), `rotary` or `none`.
+    attention_dropout: the fraction of pairs of a query and a key that a step of training leaves
+        out, for all sequences and heads; the published code has 0.1.
     feed_forward: `mlp`, or `moe` with `experts` of which each token takes `top_k`; the paper does
         not say how many it used.
     tied: the output layer is the transposed embedding of the vocabulary, without bias.
@@ -51,9 +60,11 @@ class ModelConfig(Config):
     experts: int = 4
     top_k: int = 2
     tied: bool = False
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_types()
+        check_dropout(self.attention_dropout)
         self._check_at_least(1, "input_size", "output_size", "layers", "width", "heads")
         self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
         self._check_at_least(2, "buckets")
@@ -204,6 +215,7 @@ class Block(nn.Module):
             causal=config.causal,
             positions=config.positions,
             buckets=config.buckets,
+            attention_dropout=config.attention_dropout,
         )
         self.feed_forward_norm = LayerNorm(config.width)
         self.feed_forward: FeedForward | MixtureOfExperts
@@ -221,8 +233,11 @@ class Block(nn.Module):
         lengths: Tensor | None = None,
         cache: KeyValueCache | None = None,
         last: int | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
-        change = self.attention(self.attention_norm(x), lengths=lengths, cache=cache, last=last)
+        change = self.attention(
+            self.attention_norm(x), lengths=lengths, cache=cache, last=last, factors=factors
+        )
         z = x[..., -change.shape[-2] :, :] + change
         return z + self.feed_forward(self.feed_forward_norm(z))
 
@@ -259,12 +274,16 @@ class Transformer(nn.Module):
         lengths: Tensor | None = None,
         cache: Sequence[KeyValueCache] | None = None,
         last: int | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
         """tokens: numbers `[batch, tokens, input_size]` or words `[batch, tokens]`.
 
         lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding
         sequences of one length; it takes no lengths, which would hide the new tokens.
         last: give only the logits of the last so many tokens; the last block computes no others.
+        factors: of the latent codes, `[layers, tokens, tokens]`, or with a population `[layers,
+            member, tokens, tokens]`, as `dropout_factors` makes them; without them a model in
+            training draws its own.
         Returns the logits of every token (or the last ones), `[batch, tokens, output_size]`.
         """
         if cache is not None and len({id(part) for part in cache}) != len(self.blocks):
@@ -276,7 +295,10 @@ class Transformer(nn.Module):
         for index, block in enumerate(self.blocks):
             asking = last if index == len(self.blocks) - 1 else None
             part = None if cache is None else cache[index]
-            x_BTD = block(x_BTD, lengths=lengths, cache=part, last=asking)
+            of_pairs = None if factors is None else factors[index]
+            if of_pairs is not None and of_pairs.ndim > 2:
+                of_pairs = of_pairs.unsqueeze(-3)  # all sequences of a member share them
+            x_BTD = block(x_BTD, lengths=lengths, cache=part, last=asking, factors=of_pairs)
         x_BTD = self.norm(x_BTD)
         if self.output is not None:
             return self.output(x_BTD)
@@ -309,7 +331,7 @@ class Transformer(nn.Module):
                     normed, queries=queries, keys=keys, lengths=lengths
                 )
             if index < max(wanted):
-                x_BTD = block(x_BTD, lengths=lengths)
+                x_BTD = block(x_BTD, lengths=lengths, factors=NO_DROPOUT)
         return codes
 
     def new_cache(self, max_tokens: int) -> list[KeyValueCache]:

@@ -292,6 +292,24 @@ def test_halves_are_near_fp32(attention: str, tolerance: float, precision: str) 
     assert not half[:, 0].equal(full[:, 0])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_large_members_take_turns_and_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    config = tiny_run("sraven", precision="fp64")
+    at_once = trained(config, 3)
+    assert at_once.alone is None
+    monkeypatch.setattr("hyla.train.population.LARGE", 0)
+    torch.compiler.reset()
+    in_turn = Population(config, range(3), CPU, compiled=compiled)
+    assert in_turn.alone is not None
+    for _ in range(3):
+        in_turn.advance()
+    torch.testing.assert_close(in_turn.parameters, at_once.parameters, rtol=1e-9, atol=1e-12)
+    found, expected = in_turn.evaluate("held_out", 37), at_once.evaluate("held_out", 37)
+    torch.testing.assert_close(found, expected)
+
+
 def test_compiled_on_the_cpu_is_the_same_computation() -> None:
     torch.compiler.reset()
     config = tiny_run("sraven", precision="fp64")

@@ -14,6 +14,7 @@ from hyla.errors import bad_value, unknown_name
 from hyla.layers import Linear, is_watched, lecun_normal_, linear
 
 POSITIONS = ("none", "t5", "rotary")
+NO_DROPOUT = torch.ones(())  # in the place of factors: none, in training neither
 
 
 class KeyValueCache:
@@ -99,8 +100,10 @@ class MultiHeadAttention(nn.Module):
     1 / head_size at the start. `positions="t5"` adds a relative position bias to the scores
     (`buckets` and `max_distance`), in which all keys after the query share one bucket, causal or
     not; `"rotary"` turns queries and keys. With `context_width`, keys and values come from a
-    context of that width (cross-attention). Only softmax codes sum to 1: the output of the other
-    kinds grows with the number of keys. `backend` is that of `attend`: None chooses at every call.
+    context of that width (cross-attention). `attention_dropout` is the fraction of pairs of a
+    query and a key that a layer in training leaves out, the same for all heads and sequences. Only
+    softmax codes sum to 1: the output of the other kinds grows with the number of keys. `backend`
+    is that of `attend`: None chooses at every call.
 
     >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla", causal=True)
     >>> layer(torch.randn(2, 10, 48)).shape
@@ -123,6 +126,7 @@ class MultiHeadAttention(nn.Module):
         context_width: int | None = None,
         bias: bool = True,
         eps: float = 1e-6,
+        attention_dropout: float = 0.0,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -145,6 +149,7 @@ class MultiHeadAttention(nn.Module):
             parity = "an even " if positions == "rotary" else "a "
             raise bad_value("head_size", head_size, f"{parity}whole number of at least 1")
         check_eps(eps)
+        check_dropout(attention_dropout)
         if not 1 < rotary_base < torch.inf:
             raise bad_value("rotary_base", rotary_base, "a finite number above 1")
         if causal and context_width is not None:
@@ -153,6 +158,7 @@ class MultiHeadAttention(nn.Module):
         self.width, self.heads, self.head_size = width, heads, head_size
         self.activation, self.causal, self.eps, self.backend = activation, causal, eps, backend
         self.context_width, self.rotary_base = context_width, rotary_base
+        self.attention_dropout = attention_dropout
         self.rotary = positions == "rotary"
         inner, source = heads * head_size, width if context_width is None else context_width
         self.query = Linear(width, inner, bias=bias, device=device, dtype=dtype)
@@ -188,12 +194,15 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         cache: KeyValueCache | None = None,
         last: int | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
         """x: `[batch, tokens, width]`; context: `[batch, keys, context_width]` in cross-attention.
 
         mask, lengths, bias: as in `hyla.attention.attend`. cache: the tokens before x, to which
         those of x are added. last: only the last so many tokens of x are queries, and have an
-        output; all of them are keys.
+        output; all of them are keys. factors: of the latent codes of all tokens of x, as in
+        `attend`; without them a layer in training with `attention_dropout` draws its own, unless
+        there is a cache.
         """
         first = 0 if last is None else first_of_last(last, x.shape[-2])
         source = self._source(x, context)
@@ -224,6 +233,7 @@ class MultiHeadAttention(nn.Module):
             lengths=lengths,
             bias=bias,
             deep=None if self.deep is None else self.deep.unsqueeze(-4).to(v_BKHD.dtype),
+            factors=self._factors(q_BQHD, k_BKHD, factors, first, cache is not None),
             eps=self.eps,
             backend=self.backend,
         )
@@ -302,6 +312,18 @@ class MultiHeadAttention(nn.Module):
             axes = "member, batch, tokens" if stacked else "batch, tokens"
             raise bad_value(name, list(tokens.shape), f"[{axes}, {width}]")
 
+    def _factors(
+        self, q: Tensor, k: Tensor, given: Tensor | None, first: int, decoding: bool
+    ) -> Tensor | None:
+        """Factors of the codes of the queries, those from a position on; None if all are 1."""
+        if given is not None:
+            return None if given is NO_DROPOUT else given[..., first:, :]
+        if not (self.training and self.attention_dropout) or decoding:
+            return None
+        pairs = (*q.shape[:-4], 1, q.shape[-3], k.shape[-3])  # each member has its own
+        uniform = torch.rand(pairs, device=q.device)
+        return dropout_factors(uniform, self.attention_dropout)
+
     def _coded(self, projection: Linear, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys of the chosen tokens."""
         return self._turned(self._per_head(projection(x.index_select(-2, positions))), positions)
@@ -342,6 +364,22 @@ def _choose(pairs: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | Non
     if pairs.ndim > 1 and pairs.shape[-2] != 1:
         pairs = pairs.index_select(-2, queries)
     return pairs
+
+
+def check_dropout(fraction: float) -> None:
+    """Refuses what is no fraction of pairs to leave out."""
+    if not 0 <= fraction < 1:
+        raise bad_value("attention_dropout", fraction, "a fraction of at least 0 and below 1")
+
+
+def dropout_factors(uniform: Tensor, fraction: float) -> Tensor:
+    """Factors of latent codes from uniform random numbers: 0 for a fraction, else such that the
+    mean over draws is 1.
+
+    >>> dropout_factors(torch.tensor([0.1, 0.3]), fraction=0.2).tolist()
+    [0.0, 1.25]
+    """
+    return torch.where(uniform < fraction, 0.0, 1 / (1 - fraction)).to(uniform.dtype)
 
 
 def first_of_last(last: int, tokens: int) -> int:

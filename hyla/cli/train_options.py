@@ -83,6 +83,8 @@ class ModelOptions:
     """Hidden size of the feed-forward layer."""
     experts: Whole = None
     """Experts of the mixture; the paper does not give its number."""
+    attention_dropout: Annotated[float | None, arg(metavar="FLOAT")] = None
+    """Fraction of the pairs of tokens left out in a step; the published code has 0.1."""
     top_k: Whole = None
     """Experts that each token takes; the paper does not give its number."""
 

@@ -25,9 +25,12 @@ class SravenObjective:
     def __init__(self, config: SravenConfig, seeds: Sequence[int], device: torch.device) -> None:
         self.task = Sraven(config, seeds, device=device)
 
-    def loss(self, population: Transformer, batch: SravenBatch) -> Tensor:
+    def loss(
+        self, population: Transformer, batch: SravenBatch, factors: Tensor | None = None
+    ) -> Tensor:
         """The training loss of each member on a batch, `[M]`."""
-        return self._cross_entropy(self._logits(population, batch), batch).mean(dim=(-1, -2))
+        logits_MBKF = self._logits(population, batch, factors)
+        return self._cross_entropy(logits_MBKF, batch).mean(dim=(-1, -2))
 
     def numbers(self, population: Transformer, batch: SravenBatch) -> Tensor:
         """For each instance what is to be summed, `[M, B, S]`."""
@@ -79,9 +82,11 @@ class SravenObjective:
         return torch.stack([x.sum(dim=-1) for x in (right_MBK, wrong_MBK, differs_MBK)], dim=-1)
 
     @staticmethod
-    def _logits(population: Transformer, batch: SravenBatch) -> Tensor:
-        inputs = batch.inputs.to(population.norm.weight.dtype)
-        return _at_least_float32(population(inputs, last=batch.targets.shape[-1]))
+    def _logits(
+        population: Transformer, batch: SravenBatch, factors: Tensor | None = None
+    ) -> Tensor:
+        inputs, last = batch.inputs.to(population.norm.weight.dtype), batch.targets.shape[-1]
+        return _at_least_float32(population(inputs, last=last, factors=factors))
 
     @staticmethod
     def _cross_entropy(logits_MBKF: Tensor, batch: SravenBatch) -> Tensor:
@@ -101,9 +106,12 @@ class FuzzyLogicObjective:
     ) -> None:
         self.task = FuzzyLogic(config, seeds, device=device)
 
-    def loss(self, population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
+    def loss(
+        self, population: Transformer, batch: FuzzyLogicBatch, factors: Tensor | None = None
+    ) -> Tensor:
         """The training loss of each member on a batch, `[M]`."""
-        return (self._predictions(population, batch) - batch.query_target).square().mean(dim=-1)
+        predictions = self._predictions(population, batch, factors)
+        return (predictions - batch.query_target).square().mean(dim=-1)
 
     def numbers(self, population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
         """For each instance what is to be summed, `[M, B, S]`."""
@@ -121,9 +129,11 @@ class FuzzyLogicObjective:
         return {"loss": error, "r2": explained, "pooled_r2": pooled}
 
     @staticmethod
-    def _predictions(population: Transformer, batch: FuzzyLogicBatch) -> Tensor:
+    def _predictions(
+        population: Transformer, batch: FuzzyLogicBatch, factors: Tensor | None = None
+    ) -> Tensor:
         inputs = batch.inputs.to(population.norm.weight.dtype)
-        return _at_least_float32(population(inputs, last=1))[..., 0, 0]
+        return _at_least_float32(population(inputs, last=1, factors=factors))[..., 0, 0]
 
 
 class Objective(Protocol):
@@ -132,8 +142,8 @@ class Objective(Protocol):
     task: Any
     sums: int
 
-    def loss(self, population: Transformer, batch: Any) -> Tensor:
-        """The training loss of each member on a batch, `[M]`."""
+    def loss(self, population: Transformer, batch: Any, factors: Tensor | None = None) -> Tensor:
+        """The training loss of each member on a batch, `[M]`, with factors of the latent codes."""
 
     def numbers(self, population: Transformer, batch: Any) -> Tensor:
         """For each instance what is to be summed, `[M, B, S]`."""

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyla import native, products
+from hyla import native, products, random
+from hyla.attention.layer import dropout_factors
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
 from hyla.train.config import VALIDATION, RunConfig
@@ -32,6 +33,7 @@ FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
 COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
+DROPOUT_STREAM = 254  # of random numbers; those of the data have others
 LARGE = 2**17  # numbers in the tokens of a batch, above which a core's cache is for one member
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
@@ -73,6 +75,7 @@ class Population:
         def number() -> Tensor:
             return torch.zeros((), dtype=torch.int64, device=device)
 
+        self.seeds = torch.tensor([m.seed for m in members], device=device)
         self.peak = column([m.learning_rate for m in members])
         self.decay = column([m.weight_decay for m in members])
         self.warmup = column([m.warmup for m in members])
@@ -169,19 +172,36 @@ class Population:
 
     def _one_step(self) -> None:
         with arithmetic(self.config.precision, self.device):
-            index = self.step * self.config.batch + self.offsets
+            index, factors = self.step * self.config.batch + self.offsets, self._factors()
             if self.alone is None:
-                loss_M = self._loss(index)
+                loss_M = self._loss(index, factors)
                 gradients = self._gradients(self.model, loss_M, self.scale)
             else:
-                loss_M, gradients = self._in_turn(index)
+                loss_M, gradients = self._in_turn(index, factors)
             with torch.no_grad():
                 self._learn(loss_M.detach(), gradients, self._sizes())
 
-    def _in_turn(self, index_B: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    def _factors(self) -> Tensor | None:
+        """Of the latent codes in this step, `[layers, member, tokens, tokens]`, for dropout.
+
+        Random numbers of an address, as data: seed, step, layer.
+        """
+        fraction, tokens = self.config.model.attention_dropout, self.config.task.tokens
+        if not fraction:
+            return None
+        count = -(-(tokens**2) // 4)  # addresses, of four words each
+        places = self.step * count + torch.arange(count, device=self.device)
+        layers = torch.arange(self.config.model.layers, device=self.device).view(-1, 1, 1)
+        words = random.words(self.seeds.unsqueeze(-1), places, layers, DROPOUT_STREAM)
+        words_LMTT = words.flatten(-2)[..., : tokens**2].unflatten(-1, (tokens, tokens))
+        uniform = random.uniform(words_LMTT).to(self.parameters.dtype)
+        return dropout_factors(uniform, fraction)
+
+    def _in_turn(self, index_B: Tensor, factors: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
         losses, gradients = [], []
         for turn, (model, batch) in enumerate(self._turns("train", index_B)):
-            loss = self._loss_alone(batch)
+            its_own = None if factors is None else factors[:, turn : turn + 1]
+            loss = self._loss_alone(batch, its_own)
             losses.append(loss.detach())
             gradients.append(self._gradients(model, loss, self.scale[turn : turn + 1]))
         return torch.cat(losses), [torch.cat(each) for each in zip(*gradients, strict=True)]
@@ -198,14 +218,15 @@ class Population:
     def _gradients(model: Transformer, loss_M: Tensor, scale_M: Tensor) -> Sequence[Tensor]:
         return torch.autograd.grad((loss_M * scale_M).sum(), list(model.parameters()))
 
-    def _loss_of(self, index_B: Tensor) -> Tensor:
+    def _loss_of(self, index_B: Tensor, factors: Tensor | None) -> Tensor:
         with self._autocast(HALVES.get(self.config.precision)):
-            return self.objective.loss(self.model, self.objective.task.batch("train", index_B))
+            batch = self.objective.task.batch("train", index_B)
+            return self.objective.loss(self.model, batch, factors)
 
-    def _loss_of_one(self, batch: Any) -> Tensor:
+    def _loss_of_one(self, batch: Any, factors: Tensor | None) -> Tensor:
         assert self.alone is not None
         with self._autocast(HALVES.get(self.config.precision)):
-            return self.objective.loss(self.alone, batch)
+            return self.objective.loss(self.alone, batch, factors)
 
     def _autocast(self, half: torch.dtype | None) -> AbstractContextManager[Any]:
         # Around a forward alone: in the backward each operation has the precision of its forward.
@@ -332,7 +353,7 @@ def flat_population(
         part = matrix_MP[:, start:end].view(parameter.shape)
         replace_parameter(population, name, part, requires_grad=True)
         start = end
-    return population, matrix_MP
+    return population.eval(), matrix_MP  # dropout is by `factors` alone
 
 
 def _part(batch: Any, member: int) -> Any:

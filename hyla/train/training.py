@@ -50,6 +50,7 @@ INTRODUCED: dict[str, Any] = {
     "model.experts": 4,
     "model.top_k": 2,
     "model.tied": False,
+    "model.attention_dropout": 0.0,
     "steps": ALWAYS,
     "batch": 128,
     "precision": ALWAYS,
