@@ -28,11 +28,13 @@ MODEL = {
     "feed_forward": ("--feed-forward moe", "moe"), "hidden_size": ("--hidden-size 40", 40),
     "experts": ("--feed-forward moe --experts 7", 7),
     "top_k": ("--feed-forward moe --top-k 1", 1),
+    "attention_dropout": ("--attention-dropout 0.2", 0.2),
 }  # fmt: skip
 RUN = {
     "steps": ("--steps 5000", 5000), "batch": ("--batch 64", 64),
     "precision": ("--precision bf16", "bf16"), "log_every": ("--log-every 7", 7),
     "decay_head_biases": ("--decay-head-biases", True),
+    "schedule": ("--schedule early_cosine", "early_cosine"),
     "evaluate_every": ("--evaluate-every 11", 11),
     "interim_instances": ("--interim-instances 13", 13),
     "evaluation_instances": ("--evaluation-instances 17", 17),
@@ -45,12 +47,12 @@ MEMBER = {
 SRAVEN = {
     "features": ("--features 3", 3), "values": ("--values 5", 5),
     "held_out": ("--held-out 0.5", 0.5), "permute": ("--no-permute", False),
-    "split_seed": ("--split-seed 9", 9),
+    "split_seed": ("--split-seed 9", 9), "published_splits": ("--published-splits", True),
 }  # fmt: skip
 FUZZY = {
     "variables": ("--variables 5", 5), "terms": ("--terms 3", 3), "examples": ("--examples 7", 7),
     "held_out": ("--held-out 0.5", 0.5), "unknown": ("--unknown 0.5", 0.5),
-    "split_seed": ("--split-seed 9", 9),
+    "split_seed": ("--split-seed 9", 9), "published_splits": ("--published-splits", True),
 }  # fmt: skip
 TASKS = {"sraven": (SravenConfig, SRAVEN), "fuzzy": (FuzzyLogicConfig, FUZZY)}
 # Of these the task leaves no choice.

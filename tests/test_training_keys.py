@@ -35,7 +35,8 @@ def rebuilt(description: dict[str, Any], model: type[ModelConfig] = ModelConfig)
         return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
 
     member = {name: values[name] for name in ("seed", "learning_rate", "weight_decay", "warmup")}
-    rest = {n: values[n] for n in ("steps", "batch", "precision", "decay_head_biases")}
+    names = ("steps", "batch", "precision", "decay_head_biases", "schedule")
+    rest = {name: values[name] for name in names}
     return Training(
         task=TASKS[values["task"]](**part(values["task"] + ".")),
         model=model(**part("model.")),
@@ -91,12 +92,12 @@ def changes() -> Iterator[Training]:
 MODEL: dict[str, Any] = {
     "layers": 5, "width": 64, "heads": 8, "head_size": 8, "kind": "softmax", "causal": True,
     "activation": "gelu", "positions": "none", "buckets": 37, "feed_forward": "moe", "experts": 5,
-    "hidden_size": 7, "top_k": 3,
+    "hidden_size": 7, "top_k": 3, "attention_dropout": 0.1,
 }  # fmt: skip
 MEMBER = {"seed": 1, "learning_rate": 3e-4, "weight_decay": 0.3, "warmup": 3000}
 OTHERS: dict[str, Any] = {
     "steps": 7, "batch": 64, "precision": "tf32", "decay_head_biases": True,
-    "splits": ("train",), "evaluation_instances": 7,
+    "schedule": "early_cosine", "splits": ("train",), "evaluation_instances": 7,
 }  # fmt: skip
 
 

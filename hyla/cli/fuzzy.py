@@ -33,12 +33,20 @@ class FuzzySettings:
     """Fraction of the terms that is kept for the split unknown."""
     split_seed: int = FuzzyLogicConfig.split_seed
     """Seed that draws the held-out combinations; -1: that of the instances."""
+    published_splits: bool = False
+    """Take the splits of the published trainings."""
 
     @property
     def config(self) -> FuzzyLogicConfig:
         """The settings of the task."""
         return FuzzyLogicConfig(
-            self.variables, self.terms, self.examples, self.held_out, self.unknown, self.split_seed
+            self.variables,
+            self.terms,
+            self.examples,
+            self.held_out,
+            self.unknown,
+            self.split_seed,
+            self.published_splits,
         )
 
 

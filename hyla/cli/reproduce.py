@@ -79,8 +79,8 @@ def reproduce(
             choice is used; without one, the grid is searched on one seed.
         setting: Use this setting instead of a search, such as 3e-4,0.3,1000.
         choose_by: Choose the setting by the validation loss, or by held-out results as the paper.
-        precision: Precision of matrix products. By default tf32 on a GPU and fp32 on a CPU, and
-            existing results of any precision but fp64 count.
+        precision: Precision of matrix products. By default tf32 on a GPU, on a CPU bf16 if it has
+            such products and else fp32, and existing results of any precision but fp64 count.
         tiny: A few steps of tiny models: tests that everything works.
         members: Train at most this many models at once, to save memory.
         processes: Train this many points at once, each in its own process.

@@ -41,12 +41,19 @@ class SravenSettings:
     """Show the features of all columns in the same order, that of their rules."""
     split_seed: int = SravenConfig.split_seed
     """Seed that draws the held-out combinations; -1: that of the instances."""
+    published_splits: bool = False
+    """Take the splits of the published trainings."""
 
     @property
     def config(self) -> SravenConfig:
         """The settings of the task."""
         return SravenConfig(
-            self.features, self.values, self.held_out, not self.no_permute, self.split_seed
+            self.features,
+            self.values,
+            self.held_out,
+            not self.no_permute,
+            self.split_seed,
+            self.published_splits,
         )
 
 

@@ -13,12 +13,14 @@ from tyro.conf import arg
 from hyla.attention.layer import POSITIONS
 from hyla.attention.variants import ACTIVATIONS, KINDS
 from hyla.cli.shared import library_split
-from hyla.errors import bad_value
+from hyla.errors import bad_value, unknown_name
 from hyla.model import FEED_FORWARDS, ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import (
     PRECISIONS,
+    PRESETS,
+    SCHEDULES,
     Member,
     RunConfig,
     fuzzy_logic_run,
@@ -139,6 +141,10 @@ class TrainingOptions:
     """Instances of each member in a step."""
     precision: Annotated[str | None, arg(metavar=choice(PRECISIONS))] = None
     """Of matrix products (tf32, fp16, bf16), or of everything (fp32, fp64)."""
+    preset: Annotated[str, arg(metavar=choice(PRESETS))] = "as_described"
+    """as_published: dropout, schedule, decay and splits of the published code, not of the text."""
+    schedule: Annotated[str | None, arg(metavar=choice(SCHEDULES))] = None
+    """How the learning rate falls after the warm-up: to the last step, or a warm-up earlier."""
     decay_head_biases: bool = False
     """Let weight decay act on the biases of queries, keys and values, as the authors' code does."""
     log_every: Whole = None
@@ -175,6 +181,7 @@ class TrainingOptions:
         values = given(self)
         values.pop("steps", None)
         values.pop("instances", None)
+        values.pop("preset")
         if self.splits is not None:
             names = tuple(library_split(name) for name in self.splits)
             values["splits"] = different("splits", names, ())
@@ -330,4 +337,10 @@ def _replaced(run: RunConfig, model: ModelOptions, training: TrainingOptions) ->
     for name in ("experts", "top_k"):
         if name in changes and model.feed_forward != "moe":
             raise bad_value(name, changes[name], "nothing but with --feed-forward moe")
-    return replace(run, model=replace(run.model, **changes), **training.rest)
+    if training.preset not in PRESETS:
+        raise unknown_name("preset", training.preset, PRESETS)
+    run = PRESETS[training.preset](run)
+    rest = training.rest
+    if not training.decay_head_biases:  # a flag cannot take back what the preset says
+        rest.pop("decay_head_biases")
+    return replace(run, model=replace(run.model, **changes), **rest)

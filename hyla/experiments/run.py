@@ -31,6 +31,7 @@ from hyla.train.cost import flops_per_second, step_flops
 from hyla.train.folder import FolderInUseError
 from hyla.train.loop import train
 from hyla.train.placement import find_devices
+from hyla.train.population import preferred_precision
 from hyla.train.run import TimeUp
 from hyla.train.runs import CONFIG, folder_name, folders, read_config, read_state
 from hyla.train.store import ANALYSES, Analysed, Origin, Store
@@ -142,8 +143,7 @@ def _population(
     """
     precision = options.plan.precision
     if precision is None:
-        on_gpu = find_devices(options.device, "fp32")[0].type == "cuda"
-        precision = "tf32" if on_gpu else "fp32"
+        precision = preferred_precision(config, find_devices(options.device, "fp32")[0])
     whole = replace(config, members=tuple(members), precision=precision)
     wanted = {Training.of(whole, member).key for member in members}
     for path in folders(options.runs):

@@ -1,6 +1,8 @@
 """What the tasks share: splits, seeds with or without a population axis, and the map-style view."""
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,14 @@ from hyla.errors import bad_value
 
 MAX_COMBINATIONS = 1_000_000  # the table of a split is made in full
 SPLIT_STREAM = 255  # of the random numbers that draw the splits; the splits' own are below it
+
+
+def published_split(task: str, name: str) -> list[tuple[int, ...]] | None:
+    """Combinations that the published code drew, from its file; None if it holds none such."""
+    path = Path(__file__).with_name(f"published-{task}-splits.json")
+    content = json.loads(path.read_text())
+    found = (content.get("held_out") or content["train"]).get(name)
+    return None if found is None else sorted(tuple(sorted(one)) for one in found)
 
 
 def seed_tensor(seed: int | Sequence[int], device: torch.device | str | None) -> Tensor:

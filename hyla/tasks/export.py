@@ -27,6 +27,7 @@ FIELDS = {
     "held_out": "double",
     "permute": "bool",
     "split_seed": "int64",
+    "published_splits": "bool",
     "unambiguous": "bool",
     "panels": "list<list<list<int64>>>",
     "answer": "list<int64>",

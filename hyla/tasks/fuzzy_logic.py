@@ -25,6 +25,7 @@ from hyla.tasks.address import (
     draw_combination,
     instance_index,
     part_of,
+    published_split,
     seed_tensor,
     split_tables,
 )
@@ -44,6 +45,9 @@ class FuzzyLogicConfig(Config):
     held_out: the fraction of the combinations of known terms that is kept from training.
     unknown: the fraction of the terms, the last ones, that is kept for the split "unknown".
     split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
+    published_splits: take the combinations that the published code trains on, which are known for
+        seeds 0, 1 and 2 and the fractions 0.3, 0.5 and 0.7; others are drawn as it does, so that
+        a held-out term may be in no training combination.
     """
 
     variables: int = 4
@@ -52,6 +56,7 @@ class FuzzyLogicConfig(Config):
     held_out: float = 0.7
     unknown: float = 0.25
     split_seed: int = -1
+    published_splits: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -126,8 +131,14 @@ def split_combinations(config: FuzzyLogicConfig, split: str, seed: int) -> list[
     split_seed = seed if config.split_seed < 0 else config.split_seed
     order = random.shuffled(len(known_combinations), split_seed, SPLIT_STREAM)
     shuffled = [known_combinations[index] for index in order]
-    held_out = part_of(len(shuffled), config.held_out)
-    train = _covering(shuffled, len(shuffled) - held_out, known)
+    size = len(shuffled) - part_of(len(shuffled), config.held_out)
+    if config.published_splits:
+        paper = (config.variables, config.terms, config.reserved_terms) == (4, 2, 4)
+        name = f"{config.held_out:g}/{split_seed}"
+        drawn = published_split("fuzzy", name) if paper else None
+        train = set(drawn or shuffled[:size])
+    else:
+        train = _covering(shuffled, size, known)
     return sorted(train if split == "train" else set(shuffled) - train)
 
 

@@ -1,6 +1,6 @@
 """What a run is: a task, a model, the members of the population and how they are trained."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Self
@@ -22,6 +22,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 # Tasks of training, with instances that no other evaluation has: to choose hyperparameters by.
 VALIDATION = "validation"
 MAIN_MEASURES = {"fuzzy_logic": "r2", "sraven": "accuracy"}
+SCHEDULES = ("cosine", "early_cosine")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
 
 
@@ -74,6 +75,8 @@ class RunConfig(Config):
         everything (`fp32`, `fp64`). fp16 has the digits of tf32 and about the speed of bf16.
     decay_head_biases: whether weight decay also acts on the biases of queries, keys and values, as
         in the published code; the paper exempts all biases and LayerNorms.
+    schedule: `cosine` falls to a tenth of the peak at the last step; `early_cosine`, as in the
+        published code, already by as many steps before it as the warm-up has.
     log_every: steps between two records of training loss and norms.
     evaluate_every: steps between two evaluations, on `interim_instances` of each split but
         "validation"; 0: none.
@@ -87,6 +90,7 @@ class RunConfig(Config):
     batch: int = 128
     precision: str = "fp32"
     decay_head_biases: bool = False
+    schedule: str = "cosine"
     log_every: int = 100
     evaluate_every: int = 0
     interim_instances: int = 5120
@@ -100,9 +104,13 @@ class RunConfig(Config):
         self._check_at_least(1, "evaluation_instances")
         self._check_at_least(0, "evaluate_every")
         self._check_choice("precision", PRECISIONS)
+        self._check_choice("schedule", SCHEDULES)
         for member in self.members:
             if member.warmup >= self.steps:
                 raise bad_value("warmup", member.warmup, f"less than the {self.steps} steps")
+            if self.schedule == "early_cosine" and 2 * member.warmup >= self.steps:
+                expected = f"less than half of the {self.steps} steps, for an early cosine"
+                raise bad_value("warmup", member.warmup, expected)
         if not self.splits:
             raise bad_value("splits", "none", "at least one split")
         if len(set(self.splits)) < len(self.splits):
@@ -181,6 +189,27 @@ class RunConfig(Config):
         if isinstance(values.get("splits"), list):
             values["splits"] = tuple(values["splits"])
         return super().from_dict(values)
+
+
+def as_published(run: RunConfig) -> RunConfig:
+    """Return a run as the published code trains it, where the paper's text says less or otherwise.
+
+    >>> as_published(sraven_run((Member(),))).model.attention_dropout
+    0.1
+    """
+    return replace(
+        run,
+        task=replace(run.task, published_splits=True),
+        model=replace(run.model, attention_dropout=0.1),
+        decay_head_biases=True,
+        schedule="early_cosine",
+    )
+
+
+PRESETS: dict[str, Callable[[RunConfig], RunConfig]] = {
+    "as_described": lambda run: run,
+    "as_published": as_published,
+}
 
 
 def sraven_run(

@@ -17,17 +17,21 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 FINAL_RATE = 0.1  # of the peak, at the end of the schedule
 
 
-def learning_rate(step: Tensor, peak_M: Tensor, warmup_M: Tensor, steps: int) -> Tensor:
+def learning_rate(
+    step: Tensor, peak_M: Tensor, warmup_M: Tensor, steps: int, *, early: bool = False
+) -> Tensor:
     """The rate of each member at a step, counted from 0: a linear rise from 0, then a cosine.
 
-    The cosine falls to a tenth of the peak, over the steps that the warm-up leaves.
+    The cosine falls to a tenth of the peak, over the steps that the warm-up leaves; early: over as
+    many less as the warm-up has.
 
     >>> peak, warmup = torch.ones(1), torch.tensor([100])
     >>> [round(float(learning_rate(torch.tensor(t), peak, warmup, 300)), 3) for t in (0, 50, 200)]
     [0.0, 0.5, 0.55]
     """
     rising_M = step / warmup_M.clamp(min=1)
-    progress_M = ((step - warmup_M) / (steps - warmup_M)).clamp(0, 1)
+    falls_M = steps - (2 if early else 1) * warmup_M
+    progress_M = ((step - warmup_M) / falls_M).clamp(0, 1)
     falling_M = FINAL_RATE + (1 - FINAL_RATE) * (1 + torch.cos(math.pi * progress_M)) / 2
     return peak_M * torch.where(step < warmup_M, rising_M, falling_M)
 

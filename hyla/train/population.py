@@ -235,7 +235,8 @@ class Population:
         return torch.autocast(self.device.type, half, cache_enabled=False)
 
     def _sizes_now(self) -> tuple[Tensor, Tensor, Tensor]:
-        rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps)
+        early = self.config.schedule == "early_cosine"
+        rate_M = learning_rate(self.step, self.peak, self.warmup, self.config.steps, early=early)
         return step_sizes(self.step, rate_M, self.decay, self.parameters.dtype)
 
     def _update(
@@ -382,13 +383,25 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
     return rows(parts)[0]
 
 
+def preferred_precision(config: RunConfig, device: torch.device) -> str:
+    """The fastest precision of which no loss of accuracy is known: docs/performance.md."""
+    if device.type == "cuda":
+        return "tf32"
+    pays = native.has_bf16() and products.is_available() and is_large(config)
+    return "bf16" if pays else "fp32"
+
+
+def is_large(config: RunConfig) -> bool:
+    """Whether the arithmetic of a step takes longer than calling PyTorch for it."""
+    return config.batch * config.task.tokens * config.model.width >= LARGE
+
+
 def takes_turns(config: RunConfig) -> bool:
     """Whether a step on a CPU is that of one member after the other.
 
     Of small models calling PyTorch is most of the time: these are computed at once.
     """
-    numbers = config.batch * config.task.tokens * config.model.width
-    return numbers >= LARGE or config.precision == "bf16"  # `products` rounds for one member
+    return is_large(config) or config.precision == "bf16"  # `products` rounds for one member
 
 
 def rounds_products(precision: str, device: torch.device) -> bool:

@@ -28,11 +28,13 @@ INTRODUCED: dict[str, Any] = {
     "fuzzy_logic.held_out": 0.7,
     "fuzzy_logic.unknown": 0.25,
     "fuzzy_logic.split_seed": -1,
+    "fuzzy_logic.published_splits": False,
     "sraven.features": 4,
     "sraven.values": 8,
     "sraven.held_out": 0.25,
     "sraven.permute": True,
     "sraven.split_seed": -1,
+    "sraven.published_splits": False,
     "model.input_size": ALWAYS,
     "model.output_size": ALWAYS,
     "model.inputs": "continuous",
@@ -55,6 +57,7 @@ INTRODUCED: dict[str, Any] = {
     "batch": 128,
     "precision": ALWAYS,
     "decay_head_biases": False,
+    "schedule": "cosine",
     "splits": ALWAYS,
     "evaluation_instances": 51_200,
     "seed": ALWAYS,
@@ -105,6 +108,7 @@ class Training:
     batch: int
     precision: str
     decay_head_biases: bool
+    schedule: str
     splits: tuple[str, ...]
     evaluation_instances: int
 
@@ -122,12 +126,12 @@ class Training:
         model = asdict(self.model) | {"kind": _identity(self.model.kind)}
         member = asdict(self.member)
         member |= {name: float(member[name]) for name in ("learning_rate", "weight_decay")}
-        rest = ("steps", "batch", "precision", "decay_head_biases", "evaluation_instances")
+        rest = ("steps", "batch", "precision", "decay_head_biases", "schedule")
         return describe(
             describe_task(self.task)
             | {f"model.{name}": value for name, value in model.items()}
             | {name: getattr(self, name) for name in rest}
-            | {"splits": sorted(self.splits)}
+            | {"splits": sorted(self.splits), "evaluation_instances": self.evaluation_instances}
             | member
         )
 
