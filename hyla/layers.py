@@ -55,10 +55,10 @@ class Linear(nn.Linear):
 
 def is_watched(layer: nn.Module) -> bool:
     """Whether a layer is not just a `Linear` that nothing but its weights decides about."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks
-    return type(layer) is not Linear or any(
-        (*hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    )
+    of_forward = layer._forward_hooks, layer._forward_pre_hooks
+    hooks = (*of_forward, layer._backward_hooks, layer._backward_pre_hooks)
+    replaced = type(layer) is not Linear or "forward" in vars(layer)
+    return replaced or any(hooks) or nn.modules.module._has_any_global_hook()
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, after_gelu: bool =
 
     after_gelu: of gelu(x) in the place of x.
     """
-    if weight.ndim == 2 and products.suits(x, weight):
+    if weight.ndim == 2 and products.suits(x, weight, bias):
         y = products.linear(x.flatten(0, -2), weight, bias, gelu=after_gelu)
         return y.unflatten(0, x.shape[:-1])
     if weight.ndim == 3 and weight.shape[0] == 1 and x.device.type == "cpu":

@@ -74,10 +74,13 @@ def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
                 library = ctypes.CDLL(str(path))
                 report |= {"prebuilt": variant, "path": str(path)}
                 return library
+    path = Path()
     try:
         path = build(name, os.environ.get(LEVEL) or "native")
         library = ctypes.CDLL(str(path))
     except (BuildError, OSError) as error:
+        if path.is_file():
+            path.unlink(missing_ok=True)  # what cannot be loaded is no library
         report["reason"] = str(error)
         _say(f"no CPU kernels: {error}. The slower reference is used.")
         return None
@@ -153,7 +156,8 @@ def _compile(source: Path, arguments: list[str], path: Path) -> None:
         raise BuildError(f"{arguments[0]} failed ({error}); install g++ 12 or newer") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        raise BuildError(f"{arguments[0]} failed ({lines[0].strip()}); install g++ 12 or newer")
+        why = lines[0].strip() or f"exit code {done.returncode}"
+        raise BuildError(f"{arguments[0]} failed ({why}); install g++ 12 or newer")
     # A checksum after the library: loading one cut short could kill the process.
     with path.open("rb+") as file:
         checksum = hashlib.sha256(file.read()).digest()
@@ -201,13 +205,19 @@ def describe() -> dict[str, Any]:
 def cache_folder() -> Path:
     """Return the folder for compiled libraries."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "hyla"
+    try:
+        return (Path(base) if base else Path("~/.cache").expanduser()) / "hyla"
+    except RuntimeError:  # a user without a home
+        return Path("/nonexistent")
 
 
 def compiler() -> list[str] | None:
     """Return the command of the C++ compiler: $CXX, g++ or clang++; None without one."""
-    candidates = [shlex.split(os.environ.get("CXX", "")), ["g++"], ["clang++"]]
-    for command in candidates:
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:  # a quote without its other half
+        chosen = []
+    for command in (chosen, ["g++"], ["clang++"]):
         if command and shutil.which(command[0]):
             return command
     return None

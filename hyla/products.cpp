@@ -340,6 +340,11 @@ int hyla_linear(int threads, int options, int64_t N, int64_t E, int64_t K, const
 int hyla_linear_backward(int threads, int options, int64_t N, int64_t E, int64_t K,
                          const float* grad, const float* x, const float* weight, float* dx,
                          float* dweight, float* dbias) {
+    if (!N) {
+        std::fill(dweight, dweight + E * K, 0.0f);
+        if (dbias) std::fill(dbias, dbias + E, 0.0f);
+        return 0;
+    }
     bool half = options & HALF;
     auto function = E * K > LARGEST ? half ? one_by_one<Pair> : one_by_one<float>
                                     : half ? at_once<Pair> : at_once<float>;

@@ -22,7 +22,8 @@ from torch.autograd import forward_ad
 
 from hyla import native
 
-SMALLEST = 2**18  # N * K * E; calling a library costs more than it saves below
+# Below, calling a library or packing the weights costs more than it saves.
+SMALLEST, FEWEST = 2**18, 128  # N * K * E, N
 INTEL = "GenuineIntel"
 
 HALF, GELU = 1, 2  # as in products.cpp
@@ -31,7 +32,7 @@ _rounds = False  # set by `in_bf16`
 
 @contextmanager
 def in_bf16(rounds: bool = True) -> Iterator[None]:
-    """Multiply in bfloat16 within a `with` block; its backward is the same wherever it runs."""
+    """Multiply in bfloat16 within a `with` block, in all threads; its backward keeps to it."""
     global _rounds
     before, _rounds = _rounds, rounds
     try:
@@ -40,17 +41,28 @@ def in_bf16(rounds: bool = True) -> Iterator[None]:
         _rounds = before
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` is the faster way for these tensors."""
+def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `linear` can do this, and faster, or rounds as `in_bf16` says.
+
+    Not in an exported program, which should not need this package.
+    """
     return (
         x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and (_rounds or x.numel() * weight.shape[0] >= SMALLEST)
+        and _fit(x, weight, bias)
+        and (_rounds or x.numel() >= max(FEWEST * x.shape[-1], SMALLEST // weight.shape[0]))
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_exporting()
         and is_available()
     )
+
+
+def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    biases = weight.shape[:1] if bias is None else bias.shape
+    dtypes = {x.dtype, weight.dtype, *(() if bias is None else (bias.dtype,))}
+    shapes = x.ndim >= 2 and x.shape[-1:] == weight.shape[1:] and biases == weight.shape[:1]
+    return shapes and x.numel() > 0 and weight.numel() > 0 and dtypes == {torch.float32}
 
 
 def is_available() -> bool:
@@ -92,6 +104,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
 @torch.library.custom_op("hyla::linear", mutates_args=())
 def operator(x: Tensor, weight: Tensor, bias: Tensor | None, options: int) -> Tensor:
     """`linear`, with options as in products.cpp."""
+    if x.ndim != 2 or not _fit(x, weight, bias):
+        raise ValueError("hyla::linear: expected float32 x [N, K], W [E, K] and b [E], not empty")
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[0])
@@ -151,15 +165,18 @@ def _setup_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """Differentiate the gradients dx = g W f'(x), dW = g^T f(x) and db = sum g in plain PyTorch."""
+    again = torch.is_grad_enabled()  # third derivatives may follow
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        # Aliases: what is differentiated here is not how `grads` depend on the same tensors.
+        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+                  for x in ctx.saved_tensors]  # fmt: skip
         grad, x, weight = inputs
-        active = F.gelu(x, approximate="tanh") if ctx.options & GELU else x
+        active = F.gelu(x, approximate="tanh") if ctx.options & GELU else x * 1.0
         dx = torch.autograd.grad(active, x, grad @ weight, create_graph=True)[0]
         results, needed = (dx, grad.mT @ active, grad.sum(0)), (ctx.needs[0], True, ctx.needs[1])
         each = zip(results, needed, grads, strict=True)
         total = sum((result * given).sum() for result, wanted, given in each if wanted)
-        found = torch.autograd.grad(total, inputs, allow_unused=True)
+        found = torch.autograd.grad(total, inputs, allow_unused=True, create_graph=again)
     return *found, None, None, None
 
 

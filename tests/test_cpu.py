@@ -318,3 +318,35 @@ def test_it_can_be_refused() -> None:
         assert fused.choose(None, q, q, q, FORMS["hyla"], "relu", False) == "reference"
         with pytest.raises(ValueError, match=r"backend: .cpu. needs .*a C.. compiler"):
             attend(q, q, q, backend="cpu")
+
+
+def test_small_eps_and_lanes_without_a_query() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 7, 3, 5, requires_grad=True) for _ in range(3))
+    for backend in ("cpu", "reference"):
+        out = attend(q, k, v, kind="hyla", eps=1e-28, backend=backend)
+        assert all(one.isfinite().all() for one in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_fewer_threads_than_asked_for() -> None:
+    """As where other processes or a limit of OpenMP leave no more; in a process of its own."""
+    code = """
+import torch
+from hyla import attend
+torch.set_num_threads(2)
+torch.manual_seed(0)
+q, k, v = (torch.randn(16, 7, 3, 5) for _ in range(3))
+bias = torch.randn(1, 3, 7, 7, requires_grad=True)
+found = [
+    torch.autograd.grad(attend(q, k, v, bias=bias, backend=name).sin().sum(), bias)[0]
+    for name in ("cpu", "reference")
+]
+torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+"""
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_broken_quote_in_cxx_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", '"x')
+    assert native.compiler() in (["g++"], ["clang++"], None)

@@ -1,6 +1,7 @@
 """Linear layers and AdamW in C++: against float64, alone and within models."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,56 @@ def test_the_operator_is_registered_as_pytorch_wants_it(options: int) -> None:
     torch.library.opcheck(products.operator, (x, weight, bias, options), test_utils=tests)
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "x, weight, bias",
+    [
+        (torch.ones(200, 300), torch.ones(64, 512), None),
+        (torch.ones(200, 300), torch.ones(64, 300), torch.ones(63)),
+        (torch.ones(200, 300), torch.ones(64, 300), torch.ones(64, dtype=torch.float64)),
+    ],
+)
+def test_what_does_not_fit_is_an_error(
+    x: Tensor, weight: Tensor, bias: Tensor | None, half: bool
+) -> None:
+    with products.in_bf16(half), pytest.raises((RuntimeError, ValueError)):
+        linear(x, weight, bias)
+    with pytest.raises(ValueError, match="hyla::linear: expected"):
+        products.operator(x, weight, bias, 0)
+
+
+def test_what_pytorch_takes_and_products_do_not() -> None:
+    x, weight = torch.randn(512), torch.randn(512, 512)
+    broadcast, many = torch.randn(1), torch.randn(600, 512)
+    with products.in_bf16():
+        torch.testing.assert_close(linear(x, weight, None), F.linear(x, weight))
+        expected = F.linear(many, weight, broadcast)
+        torch.testing.assert_close(linear(many, weight, broadcast), expected)
+        weight.requires_grad_()
+        (empty,) = torch.autograd.grad(linear(many[:0], weight, None).sum(), weight)
+    assert empty.eq(0).all()
+
+
+@pytest.mark.parametrize("options", [0, GELU])
+def test_third_derivatives(options: int) -> None:
+    torch.manual_seed(3)
+    points = torch.randn(130, 40), torch.randn(60, 40) / 6
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(F.gelu(x, approximate="tanh") if options else x, weight)
+
+    def third(product: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.requires_grad_(), weight.requires_grad_()
+        y = product(x, weight)
+        (dx,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+        (dweight,) = torch.autograd.grad(dx.square().sum(), weight, create_graph=True)
+        return torch.autograd.grad(dweight.square().sum(), x)[0]
+
+    found = third(lambda x, weight: products.operator(x, weight, None, options), *points)
+    expected = third(plain, *(one.detach().double() for one in points))
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
 @pytest.mark.parametrize("options", [0, GELU])
 def test_second_derivatives(options: int) -> None:
     x, weight, bias, _ = problem(5, 3, 7)
@@ -135,6 +186,37 @@ def test_hooks_of_layers_are_called() -> None:
     found = attention(x), feed_forward(x)
     torch.testing.assert_close(found, expected)
     assert sorted(seen) == sorted(["query", "key", "value", "output", "hidden", "output"])
+
+
+@pytest.mark.skipif(not products.is_available(), reason="PyTorch's products are faster here")
+def test_a_replaced_forward_is_called() -> None:
+    torch.manual_seed(0)
+    x, seen = torch.randn(40, 31, 48), list[str]()
+    attention, feed_forward = MultiHeadAttention(48, 6), FeedForward(48, 96)
+    for layer in (attention.key, feed_forward.output):
+        before = layer.forward
+        layer.forward = lambda x, before=before: seen.append("replaced") or before(x)
+    attention(x)
+    feed_forward(x)
+    assert seen == ["replaced"] * 2
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
+    MultiHeadAttention(48, 6)(x)
+    handle.remove()
+    assert seen.count("Linear") == 4
+
+
+@pytest.mark.parametrize("without", ["query", "key", "value"])
+def test_a_projection_may_have_no_bias_alone(without: str) -> None:
+    torch.manual_seed(0)
+    layer, x = MultiHeadAttention(48, 6), torch.randn(40, 31, 48)
+    for name in ("query", "key", "value"):
+        torch.nn.init.normal_(getattr(layer, name).bias)
+    setattr(layer, without, Linear(48, 48, bias=False))
+    with native.using("products", None):
+        expected = layer(x[:1])
+    torch.testing.assert_close(layer(x)[:1], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_compiled_layer_does_the_same() -> None:

@@ -185,8 +185,9 @@ struct Problem : Call {
         int failed = 0, count = (int)std::max<i64>(1, std::min(threads, n));
 #pragma omp parallel num_threads(count) reduction(| : failed)
         {
-            i64 id = omp_get_thread_num(), all = omp_get_num_threads();
-            failed |= !f(id, n * id / all, n * (id + 1) / all);
+            // There may be fewer threads than asked for.
+            for (i64 id = omp_get_thread_num(); id < count; id += omp_get_num_threads())
+                failed |= !f(id, n * id / count, n * (id + 1) / count);
         }
         return failed;
     }
@@ -688,7 +689,7 @@ struct Work {
                 code_gradients<DT, NORM>(q0, lane, k0, ddeep, r, rf, along);
                 if (NORM == RMS) EACH(j, KB) {
                         st(R + j * wide + lane, rf[j]);
-                        vf less = r[j] * r[j] * rf[j] * along[j] * (1.0f / p.H);
+                        vf less = rf[j] * along[j] * r[j] * r[j] * (1.0f / p.H);
                         st(R + (KB + j) * wide + lane, less);
                     }
             }

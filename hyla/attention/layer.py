@@ -12,6 +12,7 @@ from hyla.attention.reference import allowed_pairs
 from hyla.attention.variants import Kind, find_activation, find_kind
 from hyla.errors import bad_value, unknown_name
 from hyla.layers import Linear, is_watched, lecun_normal_, linear
+from hyla.products import FEWEST
 
 POSITIONS = ("none", "t5", "rotary")
 NO_DROPOUT = torch.ones(())  # in the place of factors: none, in training neither
@@ -329,9 +330,15 @@ class MultiHeadAttention(nn.Module):
         return self._turned(self._per_head(projection(x.index_select(-2, positions))), positions)
 
     def _projects_together(self, x: Tensor) -> bool:
-        """Whether one product makes queries, keys and values: on a CPU, if nobody watches them."""
-        watched = map(is_watched, (self.query, self.key, self.value))
-        return x.device.type == "cpu" and not any(watched)
+        """Whether one product makes queries, keys and values: on a CPU, if nobody watches them.
+
+        Of few tokens joining the weights takes longer.
+        """
+        layers = self.query, self.key, self.value
+        if x.device.type != "cpu" or x.numel() < FEWEST * self.width:
+            return False
+        alike = len({layer.bias is None for layer in layers if isinstance(layer, Linear)}) == 1
+        return alike and not any(map(is_watched, layers))
 
     def _together(self, x: Tensor, first: int) -> tuple[Tensor, ...]:
         """Queries from a position on, keys and values, as parts of one product if that is 0."""

@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 
 import hyla
-from hyla import native
+from hyla import native, products
 from hyla.attention import fused
 from hyla.attention.variants import find_kind
 from hyla.cli.shared import output, write_json
@@ -60,15 +60,15 @@ def _machine() -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     about = native.describe()
-    yield Finding(
-        "C++ compiler", about["compiler"] is not None, about["version"] or "not found",
-        None if about["compiler"] else "apt-get install g++, or set CXX to a compiler",
-    )  # fmt: skip
+    yield Finding("C++ compiler", about["compiler"] is not None, about["version"] or "not found")
     for library, name in CPU_KERNELS.items():
         loaded = native.load(library) is not None
         report = native.describe()["libraries"][library]
         kind = f"prebuilt for {report['prebuilt']}" if report["prebuilt"] else report["path"]
-        mend = None if loaded else "mend the compiler, then run this again"
+        mend = None if loaded else "apt-get install g++, or set CXX to a compiler that works"
+        if library == "products" and native.vendor() == products.INTEL:
+            yield Finding(name, True, "PyTorch's own, which are fast on this processor")
+            continue
         if loaded and not report["prebuilt"] and not str(report["path"]).startswith(about["cache"]):
             mend = f"set XDG_CACHE_HOME to a folder you can write to, unlike {about['cache']}"
         yield Finding(name, loaded, kind if loaded else report["reason"], mend)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tyro.extras import SubcommandApp
 
+from hyla import native
 from hyla.cli.display import display_for, tell
 from hyla.cli.fuzzy import FuzzySettings
 from hyla.cli.members import print_summary
@@ -66,6 +67,7 @@ def _run(config: RunConfig, run: RunOptions) -> None:
         return
     if run.threads is not None:
         torch.set_num_threads(run.threads)
+    native.allowed_variants()  # a typo there is told before there is a folder
     summary = _train(config, folder, run)
     if run.json:
         write_json({"folder": str(folder)} | summary)

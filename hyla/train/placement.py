@@ -97,7 +97,10 @@ def attention_of(config: RunConfig, device: torch.device) -> str:
     rounds = rounds_products(config.precision, device)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     q = torch.empty(shape, dtype=dtype if half is None or rounds else half, device=device)
-    return choose(None, q, q, q, find_kind(model.kind), model.activation, biased=True)
+    kind, biased = find_kind(model.kind), model.positions == "t5"
+    chosen = choose(None, q, q, q, kind, model.activation, biased, bool(model.attention_dropout))
+    plain = (kind.normaliser, kind.value_network, kind.nonlinear) == ("softmax", "linear", False)
+    return "PyTorch" if plain and not biased and not model.attention_dropout else chosen
 
 
 def in_words(config: RunConfig, placement: Placement) -> str:
@@ -106,7 +109,8 @@ def in_words(config: RunConfig, placement: Placement) -> str:
     on_cpu = first.type == "cpu"
     where = f"{torch.get_num_threads()} threads" if on_cpu else f"{len(placement.devices)} GPU(s)"
     attention = attention_of(config, first)
-    how = "reference attention" if attention == "reference" else f"fused attention ({attention})"
+    others = {"reference": "reference attention", "PyTorch": "PyTorch's attention"}
+    how = others.get(attention, f"fused attention ({attention})")
     compiled = "compiled" if placement.compiled else "not compiled"
     return f"{where}, {config.precision}, {how}, {compiled}"
 
