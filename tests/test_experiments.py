@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import made
 
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments import run as module
 from hyla.experiments.judge import OUTCOMES, judge
 from hyla.experiments.paper.ablation import ABLATION, ROWS, title
 from hyla.experiments.publish import export, publish
-from hyla.experiments.rows import all_rows, missing, points_of, rows
+from hyla.experiments.rows import (
+    all_rows,
+    choose,
+    missing,
+    points_of,
+    rows,
+    rows_as_published,
+)
 from hyla.experiments.run import Options, run_experiment
 from hyla.experiments.spec import Plan
 from hyla.train import Member, TimeUp, train
@@ -315,3 +323,37 @@ def test_a_killed_reproduce_resumes_at_the_same_step(tmp_path: Path) -> None:
     run_experiment(ABLATION, replace(options, plan=plan), See)
     assert seen[0] == 2
     assert [state.path.name for state in list_runs(tmp_path)] == ["begun"]
+
+
+def test_trainings_as_published_stand_beside_those_as_described(tmp_path: Path) -> None:
+    options = tiny(tmp_path, plan=Plan(seeds=1))
+    run_experiment(ABLATION, options)
+    (described,) = points_of(ABLATION, HYLA)
+    (point,) = points_of(ABLATION, HYLA, preset="as_published")
+    assert point.config is not None
+    assert point.config.model.attention_dropout == 0.1
+    assert point.config.schedule == "early_cosine"
+    assert point.config.task.published_splits
+    published = replace(options, preset="as_published")
+    assert all(missing(one, options.plan, options.store()) for one in published.points(ABLATION))
+    rows_of = run_experiment(ABLATION, published)
+    assert {row.preset for row in rows_of} == {"as_published"}
+    assert not missing(published.points(ABLATION)[0], options.plan, options.store())
+    # The published rows as described are those of before.
+    store = Store.open(None, ROOT / "results")
+    assert {row.preset for row in all_rows(ABLATION, store)} == {"as_described"}
+    assert rows(described, Plan(), store)
+
+
+def test_without_a_grid_the_setting_is_that_chosen_as_described(tmp_path: Path) -> None:
+    (described,) = points_of(ABLATION, HYLA)
+    (point,) = points_of(ABLATION, HYLA, preset="as_published")
+    store = Store.open(None, ROOT / "results")
+    chosen = choose(described, Plan(), store)
+    assert chosen is not None
+    mine = made(point, chosen[0], 0, run="mine", held_out=0.4)
+    other = made(point, Member(0, 1e-3, 0.1, 1000), 0, run="other", held_out=0.9)
+    both = Store([*store.published, mine, other], [], store.analysed)
+    (row,) = rows_as_published(ABLATION, both, HYLA)
+    assert row.trainings == (mine,)
+    assert rows(described, Plan(), both) == rows(described, Plan(), store)

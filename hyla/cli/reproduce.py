@@ -17,7 +17,15 @@ from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value, unknown_name
 from hyla.experiments import EXPERIMENTS, Experiment, Plan, Row
 from hyla.experiments import publish as publishing
-from hyla.experiments.rows import DEFAULT_PLAN, choose, missing, place_name, rows, trainings_left
+from hyla.experiments.rows import (
+    DEFAULT_PLAN,
+    choose,
+    missing,
+    place_name,
+    rows,
+    rows_as_published,
+    trainings_left,
+)
 from hyla.experiments.run import (
     RESULTS,
     RUNS,
@@ -27,15 +35,16 @@ from hyla.experiments.run import (
     run_experiment,
     seconds_left,
 )
-from hyla.experiments.spec import HELD_OUT, VALIDATION_LOSS
+from hyla.experiments.spec import AS_DESCRIBED, HELD_OUT, VALIDATION_LOSS
 from hyla.processes import Job, run_all, told
 from hyla.statistics import Sample
 from hyla.train import Member, TimeUp
-from hyla.train.config import PRECISIONS
+from hyla.train.config import PRECISIONS, PRESETS
 from hyla.train.placement import find_devices
 from hyla.train.store import Store
 from hyla.train.watch import Watcher
 
+AS_CODE = "as published"  # the column of that preset
 OUT_OF_TIME = 3  # the exit code of a process that the time limit stopped
 EVERYTHING = ("all",)  # the value of --only where it is not given
 CHOICES = {"validation-loss": VALIDATION_LOSS, "held-out": HELD_OUT}
@@ -55,6 +64,7 @@ def reproduce(
     precision: Annotated[
         str | None, arg(metavar="{" + ",".join(PRECISIONS) + "}", help_behavior_hint="")
     ] = None,
+    preset: Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")] = AS_DESCRIBED,
     tiny: bool = False,
     members: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     processes: int = 1,
@@ -81,6 +91,7 @@ def reproduce(
         choose_by: Choose the setting by the validation loss, or by held-out results as the paper.
         precision: Precision of matrix products. By default tf32 on a GPU, on a CPU bf16 if it has
             such products and else fp32, and existing results of any precision but fp64 count.
+        preset: Train as the paper's text says, or as the code of its authors does.
         tiny: A few steps of tiny models: tests that everything works.
         members: Train at most this many models at once, to save memory.
         processes: Train this many points at once, each in its own process.
@@ -101,6 +112,8 @@ def reproduce(
     if not (results.is_dir() or publish or (results == RESULTS and not results.exists())):
         raise bad_value("results", str(results), "the folder of published results")
     plan = _plan(seeds, search_seeds, setting, choose_by, precision)
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
     if tiny and setting:
         raise bad_value("setting", f"{setting!r} with --tiny", "none: tiny runs have four steps")
     if publish and (tiny or own or list or plan != DEFAULT_PLAN):
@@ -109,7 +122,7 @@ def reproduce(
     options = Options(
         plan, runs,
         None if own else results, _wanted(only), tiny, device, members,
-        None if time_limit is None else time.monotonic() + 60 * time_limit,
+        None if time_limit is None else time.monotonic() + 60 * time_limit, preset,
     )  # fmt: skip
     if publish:
         _publish(chosen, options, json)
@@ -322,12 +335,16 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
                     if row.paper and not options.tiny:
                         paper = "{:.1f} ± {:.1f}".format(*row.paper)
                     lines.setdefault(place, {"paper": paper})[name] = _shown(row.main)
+    if options.preset == AS_DESCRIBED and not options.tiny:
+        for row in rows_as_published(experiment, store, options.only):
+            place = tuple(str(row.axes.get(axis, "")) for axis in experiment.axes)
+            lines.setdefault(place, {})[AS_CODE] = _shown(row.main)
     table = Table()
     for axis in experiment.axes:
         table.add_column(axis, overflow="fold")
     names = [
         name
-        for name in ("paper", "published", "yours", "together")
+        for name in ("paper", "published", "yours", "together", AS_CODE)
         if any(line.get(name) for line in lines.values())
     ]
     for name in names:
@@ -335,7 +352,8 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
     for place, line in lines.items():
         table.add_row(*place, *(line.get(name, "") for name in names))
     console = output()
-    console.print(f"{experiment.title} ({experiment.where})", soft_wrap=True, markup=False)
+    preset = "" if options.preset == AS_DESCRIBED else f", {options.preset}"
+    console.print(f"{experiment.title} ({experiment.where}{preset})", soft_wrap=True, markup=False)
     console.print(table)
     notes = ["A test of the machinery with tiny models."] if options.tiny else []
     notes += ["Mean ± standard error in percent (seeds)."]

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyla.experiments.rows import all_rows, points_of
+from hyla.experiments.rows import all_rows, points_of, rows_as_published
 from hyla.experiments.spec import Experiment, Point, Row
 from hyla.files import new_file, to_json
 from hyla.records import SCHEMA, append_records, plain
 from hyla.statistics import Sample
-from hyla.train.config import MAIN_MEASURES
+from hyla.train.config import MAIN_MEASURES, PRESETS
 from hyla.train.store import ANALYSES, TRAININGS, Analysed, Store, Trained, with_curves
 from hyla.train.training import Training, describe_task, digest
 
@@ -30,7 +30,12 @@ def publish(
     """
     experiments = list(experiments)
     local, published = Store.open(runs, None), Store.open(None, results)
-    points = [point for one in experiments for point in points_of(one, only)]
+    points = [
+        point
+        for one in experiments
+        for preset in PRESETS
+        for point in points_of(one, only, preset=preset)
+    ]
     trained = _trained_of(points, local)
     known = {(one.key, one.run, one.member) for one in published.published}
     new = [one for one in trained if (one.key, one.run, one.member) not in known]
@@ -80,7 +85,8 @@ def export(experiments: Iterable[Experiment], results: Path) -> list[Path]:
     """Write the published rows of each experiment to `results/NAME.json`; return the files."""
     store, written = Store.open(None, results), []
     for experiment in experiments:
-        path, found = results / f"{experiment.name}.json", all_rows(experiment, store)
+        path = results / f"{experiment.name}.json"
+        found = [*all_rows(experiment, store), *rows_as_published(experiment, store)]
         if not found:
             continue
         lines = ",\n".join(to_json(as_json(row)) for row in found)

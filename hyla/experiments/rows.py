@@ -10,6 +10,8 @@ from statistics import mean
 
 from hyla.errors import unknown_name
 from hyla.experiments.spec import (
+    AS_DESCRIBED,
+    AS_PUBLISHED,
     HELD_OUT,
     IN_DISTRIBUTION,
     PER_FEATURE,
@@ -24,7 +26,7 @@ from hyla.experiments.spec import (
     Row,
 )
 from hyla.statistics import Sample
-from hyla.train.config import MAIN_MEASURES, VALIDATION, Member, RunConfig
+from hyla.train.config import MAIN_MEASURES, PRESETS, VALIDATION, Member, RunConfig
 from hyla.train.store import Analysed, Entry, Search, Store, Trained
 from hyla.train.training import Training, describe_task, digest
 
@@ -234,8 +236,29 @@ def all_rows(experiment: Experiment, store: Store, plan: Plan = DEFAULT_PLAN) ->
     return [row for point in points_of(experiment) for row in rows(point, plan, store)]
 
 
+def rows_as_published(
+    experiment: Experiment, store: Store, only: dict[str, tuple[str, ...]] | None = None
+) -> list[Row]:
+    """Make rows of trainings as published: without a grid, of the setting chosen as described."""
+    found: list[Row] = []
+    pairs = zip(
+        points_of(experiment, only), points_of(experiment, only, preset=AS_PUBLISHED), strict=True
+    )
+    for described, point in pairs:
+        if point.config is None:
+            continue
+        plan = DEFAULT_PLAN
+        if choose(point, plan, store) is None and (chosen := choose(described, plan, store)):
+            plan = replace(plan, setting=chosen[0])
+        found += (row for row in rows(point, plan, store) if row.trainings)
+    return found
+
+
 def points_of(
-    experiment: Experiment, only: dict[str, tuple[str, ...]] | None = None, tiny: bool = False
+    experiment: Experiment,
+    only: dict[str, tuple[str, ...]] | None = None,
+    tiny: bool = False,
+    preset: str = AS_DESCRIBED,
 ) -> list[Point]:
     """Return the points of an experiment with these values of axes, as they are trained."""
     points = experiment.points()
@@ -250,20 +273,20 @@ def points_of(
             if value not in known:
                 raise unknown_name(f"only, {axis} of {experiment.name}", value, known)
         points = [point for point in points if str(point.axes[axis]) in values]
-    return [_prepared(point, tiny) for point in points]
+    return [_prepared(point, tiny, preset) for point in points]
 
 
-def _prepared(point: Point, tiny: bool) -> Point:
-    """Add the validation split; with `tiny`, train a few steps of small models."""
+def _prepared(point: Point, tiny: bool, preset: str) -> Point:
+    """Add the validation split and what the preset says; `tiny`: a few steps of small models."""
     analyses = tuple(
         replace(one, settings=one.settings | TINY_ANALYSIS.get(one.name, {})) if tiny else one
         for one in point.analyses
     )
     config = point.config
     if config is not None:
-        config = replace(config, splits=(*config.splits, VALIDATION))
+        config = PRESETS[preset](replace(config, splits=(*config.splits, VALIDATION)))
         config = _tiny(config) if tiny else config
-    return replace(point, config=config, analyses=analyses)
+    return replace(point, config=config, analyses=analyses, preset=preset)
 
 
 TINY_ANALYSIS = {

@@ -24,7 +24,7 @@ from hyla.experiments.rows import (
     subjects,
     trainings_left,
 )
-from hyla.experiments.spec import Analysis, Experiment, Plan, Point, Row
+from hyla.experiments.spec import AS_DESCRIBED, Analysis, Experiment, Plan, Point, Row
 from hyla.records import append_records
 from hyla.train.config import Member, RunConfig
 from hyla.train.cost import flops_per_second, step_flops
@@ -50,7 +50,7 @@ class Options:
 
     runs: the folder of run folders. results: the folder of published results; None ignores them.
     only: values of axes, as text. tiny: a few steps of small models. members: train at most this
-    many at once. deadline: as in `train`.
+    many at once. deadline: as in `train`. preset: a name of `PRESETS`.
     """
 
     plan: Plan = DEFAULT_PLAN
@@ -61,6 +61,7 @@ class Options:
     device: str = "auto"
     members: int | None = None
     deadline: float | None = None
+    preset: str = AS_DESCRIBED
 
     def store(self) -> Store:
         """Read all results, as they are now."""
@@ -68,7 +69,7 @@ class Options:
 
     def points(self, experiment: Experiment) -> list[Point]:
         """Return the selected points."""
-        return points_of(experiment, self.only, self.tiny)
+        return points_of(experiment, self.only, self.tiny, self.preset)
 
     def check_time(self) -> None:
         """Raise `TimeUp` after the deadline."""

@@ -18,7 +18,8 @@ PER_FEATURE = "held out, per feature"
 TRAINING_LOSS, VALIDATION_LOSS = "training loss", "validation loss"
 
 SEEDS = 3  # of every point, as in the paper
-AS_DESCRIBED = "as_described"  # the preset that follows the text of the paper
+# Presets of `hyla.train.config`: the text of the paper, the code of its authors.
+AS_DESCRIBED, AS_PUBLISHED = "as_described", "as_published"
 
 
 @dataclass(frozen=True)
