@@ -48,7 +48,7 @@ def test_language_models_are_timed() -> None:
 def test_wrong_attention_is_not_timed() -> None:
     benchmark = load("attention.py")
     shape = benchmark["TINY"]
-    right = benchmark["hyla"](shape, None)
+    right = benchmark["ours"](shape, None)
     assert max(benchmark["check"](shape, right, CPU)) < 1e-6
     with pytest.raises(SystemExit, match="wrong: errors of output and gradients"):
         benchmark["check"](shape, lambda q, k, v, bias: right(q, k, v * 1.01, bias), CPU)
