@@ -38,12 +38,21 @@ def _attention(seed: int) -> None:
 
 def _products() -> None:
     assert native.load("products") is not None
-    for rows, inputs, outputs in ((1, 1, 1), (7, 13, 5), (131, 67, 129), (300, 33, 64)):
+    for rows, inputs, outputs in (
+        (1, 1, 1),
+        (7, 13, 5),
+        (131, 67, 129),
+        (300, 33, 64),
+        (9, 300, 301),
+    ):
         x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
         bias = torch.randn(outputs)
-        y = products.linear(x, weight, bias)
-        torch.testing.assert_close(y, torch.nn.functional.linear(x, weight, bias))
-        products.linear_backward(y, x, weight, True, True)
+        y = products.operator(x, weight, bias, 0)
+        expected = torch.nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+        for options in range(4):  # bf16, GELU
+            y = products.operator(x, weight, bias, options)
+            products.linear_backward(y, x, weight, options, True, True)
         row = [torch.rand(rows) for _ in range(5)]
         rates = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "rate": 1e-3, "shrink": 0.9}
         products.adamw_(*row, **rates, root=1.0)
