@@ -1,6 +1,7 @@
 """`attend` against loops over pairs, PyTorch's attention, closed forms and its own invariances."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from helpers import (
 from torch import Tensor
 
 from hyla import KINDS, Kind, attend, latent_codes
+from hyla.attention import fused, reference
 
 
 def by_loops(
@@ -334,3 +336,26 @@ def test_matrices_of_a_deep_value_network_belong_to_the_last_axes_of_the_batch()
         torch.testing.assert_close(out[:, n], one)
     with pytest.raises(ValueError, match=r"deep: expected .* broadcast to \[2, 3\]"):
         attend(q, k, v, kind="hyla+deep", deep=deep[:2])
+
+
+def test_unknown_parts_are_refused_by_what_would_compute_them() -> None:
+    q = torch.randn(2, 7, 3, 5)
+    with pytest.raises(ValueError, match="normaliser: unknown name 'nonsense'"):
+        reference.latent_code(q, q, "nonsense", scale=1.0, eps=1e-6)
+    code = reference.latent_code(q, q, "none", scale=1.0, eps=1e-6)
+    with pytest.raises(ValueError, match="value_network: unknown name 'nonsense'"):
+        reference.apply_value_network(code, q, "nonsense", torch.relu)
+    with pytest.raises(ValueError, match="deep: expected"):
+        reference.apply_value_network(code, q, "deep", torch.relu)
+
+
+@pytest.mark.parametrize("backend", fused.IMPLEMENTED)
+@pytest.mark.parametrize("part", ["normaliser", "value_network"])
+def test_kernels_take_no_kind_that_they_do_not_know(backend: str, part: str) -> None:
+    kind = Kind("a kind of tomorrow", "none", "mlp", nonlinear=True)
+    object.__setattr__(kind, part, "nonsense")  # as an open registry would allow
+    q = torch.randn(2, 7, 3, 5)
+    options: tuple[Any, ...] = (q, q, q, kind, "relu", False)
+    assert fused.refusal(backend, *options) is not None
+    assert fused._refusal_of_all(backend, q, kind, "relu", False) is not None
+    assert fused.choose(None, *options) == "reference"

@@ -65,7 +65,12 @@ HALF = {"dtype": torch.bfloat16}
         ("wide", (1, 2, 8, 48), HALF, "at most 16 heads of size 32 or 64, not 8 of .48, 48."),
         ("wide", (1, 2, 17, 32), HALF, "at most 16 heads of size 32 or 64, not 17"),
         ("wide", (1, 2, 8, 64), {**HALF, "biased": True}, "no bias and no mask"),
-        ("wide", (1, 2, 8, 64), {**HALF, "kind": "linear"}, "'mlp' without softmax, .*'Linear att"),
+        (
+            "wide",
+            (1, 2, 8, 64),
+            {**HALF, "kind": "linear"},
+            "made of mlp, none, rms_head, not of 'linear'",
+        ),
         ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9 to 11"),
         ("wide", (1, 2, 8, 64), {**HALF, "capability": (12, 0)}, "compute capability 9 to 11"),
         ("tiles", (1, 2, 8, 64), {"capability": (8, 0)}, "compute capability 9 to 11"),

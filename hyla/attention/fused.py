@@ -24,6 +24,13 @@ BACKENDS = ("reference", "cpu", "thin", "wide", "tiles")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # thin needs asynchronous copies, wide and tiles 227 KiB of shared memory for a block.
 CAPABILITIES = {"thin": "8.0 or more", "wide": "9 to 11", "tiles": "9 to 11"}
+# What the kernels of a backend implement; of anything else they would compute something else.
+IMPLEMENTED = {
+    "cpu": {"softmax", "none", "rms_head", "linear", "mlp", "deep"},
+    "thin": {"softmax", "none", "rms_head", "linear", "mlp", "deep"},
+    "tiles": {"softmax", "none", "rms_head", "linear", "mlp", "deep"},
+    "wide": {"none", "rms_head", "mlp"},
+}
 MOST_DEEP_ON_CPU = 16  # also in cpu.cpp
 # What a grid of blocks can count.
 MAX_TOKENS = 262_140
@@ -152,6 +159,9 @@ def _refusal_of_device(backend: str, q: Tensor) -> str | None:
 def _refusal_of_all(
     backend: str, q: Tensor, kind: Kind, activation: str, factored: bool
 ) -> str | None:
+    for part in (kind.normaliser, kind.value_network):
+        if part not in IMPLEMENTED[backend]:
+            return f"a kind made of {', '.join(sorted(IMPLEMENTED[backend]))}, not of {part!r}"
     if input_dtype(q) not in DTYPES:
         return f"float32, bfloat16 or float16 tensors, not {input_dtype(q)}"
     if kind.nonlinear and activation != "relu":
@@ -230,8 +240,6 @@ def _refusal_of_wide(
     heads, sizes = q.shape[-2], (q.shape[-1], v.shape[-1])
     if dtype == torch.float32:
         return "bfloat16 or float16 tensors, not float32"
-    if kind.value_network != "mlp" or kind.normaliser == "softmax":
-        return f"a value network 'mlp' without softmax, not the kind {kind.title!r}"
     if biased:
         return "no bias and no mask"
     if sizes not in ((32, 32), (64, 64)) or heads > 16:

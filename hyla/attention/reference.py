@@ -10,6 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, einsum
 
+from hyla.attention.variants import NORMALISERS, VALUE_NETWORKS
+from hyla.errors import bad_value, unknown_name
+
 
 def allowed_pairs(
     query_positions_Q: Tensor,
@@ -65,7 +68,9 @@ def latent_code(
     if normaliser == "rms_head":
         mean_square = score_BHQK.square().mean(dim=-3, keepdim=True)
         return score_BHQK * torch.rsqrt(mean_square + eps)
-    return score_BHQK
+    if normaliser == "none":
+        return score_BHQK
+    raise unknown_name("normaliser", normaliser, NORMALISERS)
 
 
 def _softmax_over_keys(score_BHQK: Tensor, allowed: Tensor | None) -> Tensor:
@@ -90,8 +95,12 @@ def apply_value_network(
     """
     if value_network == "linear":
         return einsum("...hqk,...khv->...qhv", a_BHQK, phi(v_BKHV))
+    if value_network not in VALUE_NETWORKS:
+        raise unknown_name("value_network", value_network, VALUE_NETWORKS)
     z_BQKV = phi(einsum("...hqk,...khv->...qkv", a_BHQK, v_BKHV))
-    if deep_HVV is not None:
+    if value_network == "deep":
+        if deep_HVV is None:
+            raise bad_value("deep", None, "the second value matrices of a deep value network")
         az_BQKHV = einsum("...hqk,...qkv->...qkhv", a_BHQK, z_BQKV)
         z_BQKV = phi(einsum("...qkhv,...huv->...qku", az_BQKHV, deep_HVV))
     return einsum("...hqk,...qkv->...qhv", a_BHQK, z_BQKV)
