@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup reproduce test sanitize lint type format clean
+.PHONY: setup reproduce test test-gpu sanitize lint type format clean
 
 setup: .venv/installed
 
@@ -19,6 +19,11 @@ test: setup
 	$(BIN)/pytest
 
 # Accesses out of bounds in the libraries for CPUs.
+# Where there is no GPU, no test is skipped silently.
+test-gpu: setup
+	@$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('no GPU: PyTorch finds none')"
+	$(BIN)/pytest -m gpu -n 0
+
 sanitize: setup
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=tests $(BIN)/python tests/sanitized.py
