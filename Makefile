@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup reproduce test test-gpu sanitize lint type format clean
+.PHONY: setup reproduce test test-gpu check-kernels sanitize lint type format clean
 
 setup: .venv/installed
 
@@ -23,6 +23,9 @@ test: setup
 test-gpu: setup
 	@$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('no GPU: PyTorch finds none')"
 	$(BIN)/pytest -m gpu -n 0
+
+check-kernels: setup
+	$(BIN)/python benchmarks/registers.py
 
 sanitize: setup
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \

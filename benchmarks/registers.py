@@ -1,0 +1,141 @@
+"""Registers and spills of the CUDA kernels, without a GPU: `python benchmarks/registers.py`.
+
+Compiles what a call of each shape would launch with nvcc. Fails if a kernel takes more registers, or
+spills more bytes of them, than registers.json says, which `--write` makes: then fewer threads would
+run at once. One kernel spills, 16 bytes of `sraven-hyla` on sm_90, with nvcc 13.0.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from hyla.attention import cuda, thin, wide
+from hyla.attention.fused import Call, Form
+from hyla.attention.variants import KINDS
+
+
+class Shape(NamedTuple):
+    """A call of a kernel, and the architectures that it is compiled for."""
+
+    kernels: ModuleType
+    kind: str
+    dtype: torch.dtype
+    tokens: int
+    heads: int
+    size: int
+    bias: bool
+    architectures: tuple[str, ...]
+
+
+BOTH, HOPPER = ("sm_80", "sm_90"), ("sm_90",)
+SHAPES = {
+    "sraven-hyla": Shape(thin, "hyla", torch.bfloat16, 36, 16, 4, True, BOTH),
+    "sraven-softmax": Shape(thin, "softmax", torch.bfloat16, 36, 16, 4, True, BOTH),
+    "sraven-linear": Shape(thin, "linear", torch.bfloat16, 36, 16, 4, True, BOTH),
+    "sraven-hyla-fp32": Shape(thin, "hyla", torch.float32, 36, 16, 4, True, BOTH),
+    "fuzzy-hyla": Shape(thin, "hyla", torch.float32, 32, 8, 2, True, BOTH),
+    "language-hyla": Shape(wide, "hyla", torch.bfloat16, 1024, 8, 64, False, HOPPER),
+}
+USED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.S)
+
+
+class Kernel(NamedTuple):
+    """What would be compiled."""
+
+    source: Path
+    name: str
+    defines: tuple[tuple[str, int], ...]
+
+
+def kernels_of(shape: Shape) -> list[Kernel]:
+    """The kernels that a forward and a backward would launch."""
+    found: dict[Kernel, None] = {}
+
+    def compile_kernel(
+        device: torch.device, source: Path, name: str, defines: Any, shared_bytes: int = 0
+    ) -> Callable[..., None]:
+        found[Kernel(source, name, defines)] = None
+        return lambda *arguments: None
+
+    kind = KINDS[shape.kind]
+    form = Form(kind.normaliser, kind.value_network, kind.nonlinear, not shape.bias, 0.5, 1e-6)
+    sequences = 2048 if shape.kernels is thin else 2  # as many as the kernels are tuned for
+    q = torch.zeros(sequences, shape.tokens, shape.heads, shape.size, dtype=shape.dtype)
+    pairs = (1, shape.heads, shape.tokens, shape.tokens)
+    call = Call(q, q, q, torch.zeros(pairs) if shape.bias else None, None, None, form)
+    before, cuda.compile_kernel = cuda.compile_kernel, compile_kernel  # type: ignore[assignment]
+    try:
+        out, lse = shape.kernels.forward(call)
+        shape.kernels.backward(call, q, out, lse, need_bias=shape.bias)
+    finally:
+        cuda.compile_kernel = before
+    return list(found)
+
+
+def measure(kernel: Kernel, architecture: str, nvcc: str) -> tuple[int, int]:
+    """Bytes that are spilled, and registers of a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            nvcc, "-x", "cu", "-cubin", "--std=c++17", f"-arch={architecture}", "-Xptxas", "-v",
+            "-diag-suppress=177", *(f"-D{name}={value}" for name, value in kernel.defines),
+            "-o", f"{folder}/kernel.cubin", str(kernel.source),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = USED.findall(done.stderr)
+    if done.returncode or not found:
+        raise SystemExit(f"{kernel.name}, {architecture}: nvcc failed\n{done.stderr[-2000:]}")
+    spilled = max(int(stores) + int(loads) for stores, loads, _ in found)
+    return spilled, max(int(registers) for *_, registers in found)
+
+
+def measured(names: list[str], nvcc: str) -> Iterator[tuple[str, int, int]]:
+    """Name, spilled bytes and registers of every kernel of these shapes."""
+    for name in names:
+        for architecture in SHAPES[name].architectures:
+            for number, kernel in enumerate(kernels_of(SHAPES[name])):
+                defines = dict(kernel.defines)
+                part = defines.get("KERNEL", defines.get("MODE", number))
+                yield f"{name}, {architecture}, kernel {part}", *measure(kernel, architecture, nvcc)
+
+
+LIMITS = Path(__file__).with_name("registers.json")  # by name: registers, spilled bytes
+
+
+def main() -> None:
+    """Compile, print, compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, metavar="SHAPE", default=[*SHAPES])
+    parser.add_argument("--write", action="store_true", help="state these numbers as the limits")
+    options = parser.parse_args()
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise SystemExit(
+            "no nvcc: install the CUDA toolkit, of which this needs the compiler alone"
+        )
+    limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
+    wrong = False
+    for name, spilled, registers in measured(options.shape, nvcc):
+        found = [registers, spilled]
+        limit = limits[name] = found if options.write else limits.get(name, [0, 0])
+        bad = registers > limit[0] or spilled > limit[1]
+        wrong |= bad
+        note = f"  WRONG: {limit[0]} and {limit[1]} allowed" if bad else ""
+        sys.stdout.write(f"{name}: {registers} registers, {spilled} bytes spilled{note}\n")
+        sys.stdout.flush()
+    if options.write:
+        LIMITS.write_text(json.dumps(limits, indent=1) + "\n")
+    raise SystemExit(int(wrong))
+
+
+if __name__ == "__main__":
+    main()
