@@ -1,8 +1,8 @@
 """Registers and spills of the CUDA kernels, without a GPU: `python benchmarks/registers.py`.
 
-Compiles what a call of each shape would launch with nvcc. Fails if a kernel takes more registers, or
-spills more bytes of them, than registers.json says, which `--write` makes: then fewer threads would
-run at once. One kernel spills, 16 bytes of `sraven-hyla` on sm_90, with nvcc 13.0.
+Compiles what a call of each shape would launch with nvcc. Fails if a kernel takes more registers,
+or spills more bytes of them, than registers.json says, which `--write` makes: then fewer threads
+would run at once. One kernel spills, 16 bytes of `sraven-hyla` on sm_90, with nvcc 13.0.
 """
 
 import argparse
