@@ -44,7 +44,7 @@ from hyla.train.placement import find_devices
 from hyla.train.store import Store
 from hyla.train.watch import Watcher
 
-AS_CODE = "as published"  # the column of that preset
+AS_CODE = "authors' code"  # the column of the preset as_published
 OUT_OF_TIME = 3  # the exit code of a process that the time limit stopped
 EVERYTHING = ("all",)  # the value of --only where it is not given
 CHOICES = {"validation-loss": VALIDATION_LOSS, "held-out": HELD_OUT}
@@ -267,6 +267,9 @@ def _one_point(experiment: str, name: str, options: Options, threads: int, quiet
 def _publish(chosen: Sequence[Experiment], options: Options, json: bool) -> None:
     assert options.results is not None
     added = publishing.publish(chosen, options.runs, options.results, options.only)
+    # Other tables may share the trainings.
+    there = [e for e in EXPERIMENTS.values() if (options.results / f"{e.name}.json").exists()]
+    publishing.export(there, options.results)
     if json:
         write_json(added)
         return
