@@ -67,7 +67,7 @@ def _run(config: RunConfig, run: RunOptions) -> None:
         return
     if run.threads is not None:
         torch.set_num_threads(run.threads)
-    native.allowed_variants()  # a typo there is told before there is a folder
+    native.allowed_variants()  # refuses a wrong HYLA_CPU before a folder is made
     summary = _train(config, folder, run)
     if run.json:
         write_json({"folder": str(folder)} | summary)

@@ -384,7 +384,7 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
 
 
 def preferred_precision(config: RunConfig, device: torch.device) -> str:
-    """The fastest precision of which no loss of accuracy is known: docs/performance.md."""
+    """The fastest precision not known to cost accuracy; see docs/performance.md."""
     if device.type == "cuda":
         return "tf32"
     pays = native.has_bf16() and products.is_available() and is_large(config)

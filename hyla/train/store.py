@@ -1,7 +1,7 @@
 """All results: published ones in `results/`, local ones in `runs/`.
 
 Nothing is ever overwritten. A repeated training has several records, since repetitions differ in
-rounding; `Store.get` always returns the same one: that which was published or trained first.
+rounding; `Store.get` always returns the same one: the first that was published, or else trained.
 """
 
 import json
