@@ -190,6 +190,7 @@ def _run(chosen: Sequence[Experiment], options: Options, processes: int, json: b
     for experiment in chosen:  # errors come before any training
         check_packages(options.points(experiment))
     store = options.store()
+    find_devices(options.device, "fp32")
     if any(missing(p, options.plan, store) for one in chosen for p in options.points(one)):
         find_devices(options.device, options.plan.precision or "fp32")
     made: dict[str, list[Row]] = {}
