@@ -18,7 +18,6 @@ reproduce: setup
 test: setup
 	$(BIN)/pytest
 
-# Accesses out of bounds in the libraries for CPUs.
 # Where there is no GPU, no test is skipped silently.
 test-gpu: setup
 	@$(BIN)/python -c "import torch; torch.cuda.is_available() or exit('no GPU: PyTorch finds none')"
@@ -27,6 +26,7 @@ test-gpu: setup
 check-kernels: setup
 	$(BIN)/python benchmarks/registers.py
 
+# Accesses out of bounds in the libraries for CPUs.
 sanitize: setup
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=tests $(BIN)/python tests/sanitized.py

@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     size: int
     bias: bool
     architectures: tuple[str, ...]
+    dropout: bool = False
 
 
 BOTH, HOPPER = ("sm_80", "sm_90"), ("sm_90",)
@@ -44,6 +45,8 @@ SHAPES = {
     "sraven-linear": Shape(thin, "linear", torch.bfloat16, 36, 16, 4, True, BOTH),
     "sraven-hyla-fp32": Shape(thin, "hyla", torch.float32, 36, 16, 4, True, BOTH),
     "fuzzy-hyla": Shape(thin, "hyla", torch.float32, 32, 8, 2, True, BOTH),
+    "sraven-hyla-dropout": Shape(thin, "hyla", torch.bfloat16, 36, 16, 4, True, BOTH, True),
+    "sraven-softmax-dropout": Shape(thin, "softmax", torch.bfloat16, 36, 16, 4, True, BOTH, True),
     "language-hyla": Shape(wide, "hyla", torch.bfloat16, 1024, 8, 64, False, HOPPER),
 }
 USED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.S)
@@ -71,8 +74,9 @@ def kernels_of(shape: Shape) -> list[Kernel]:
     form = Form(kind.normaliser, kind.value_network, kind.nonlinear, not shape.bias, 0.5, 1e-6)
     sequences = 2048 if shape.kernels is thin else 2  # as many as the kernels are tuned for
     q = torch.zeros(sequences, shape.tokens, shape.heads, shape.size, dtype=shape.dtype)
-    pairs = (1, shape.heads, shape.tokens, shape.tokens)
-    call = Call(q, q, q, torch.zeros(pairs) if shape.bias else None, None, None, form)
+    pairs = (shape.tokens, shape.tokens)
+    bias = torch.zeros(1, shape.heads, *pairs) if shape.bias else None
+    call = Call(q, q, q, bias, None, None, torch.ones(1, *pairs) if shape.dropout else None, form)
     before, cuda.compile_kernel = cuda.compile_kernel, compile_kernel  # type: ignore[assignment]
     try:
         out, lse = shape.kernels.forward(call)

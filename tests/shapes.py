@@ -56,7 +56,8 @@ class Case:
 
     batch: leading axes, with a population `(members, sequences)`. bias: `shared` by all sequences,
     one for each `member`, the same for all heads (`pairs`), one for each sequence (`full`) or none;
-    masked: -inf in parts of it. mask: a boolean mask too. strided: inputs are views of others.
+    masked: -inf in parts of it. mask: a boolean mask too. factors: of the code, each member its own,
+    some 0 as in dropout. strided: inputs are views of others.
     """
 
     seed: int
@@ -74,6 +75,7 @@ class Case:
     masked: bool = False
     mask: bool = False
     lengths: bool = False
+    factors: bool = False
     strided: bool = False
     eps: float = 1e-6
 
@@ -116,6 +118,7 @@ def _draw_form(rng: random.Random, kind: str) -> dict[str, Any]:
         "causal": rng.random() < 0.4,
         "bias": rng.choices([None, "shared", "member", "pairs", "full"], [8, 8, 4, 1, 1])[0],
         "bias_dtype": rng.choice([torch.float32, dtype]),
+        "factors": rng.random() < 0.25,
     }
 
 
@@ -187,6 +190,10 @@ def make(case: Case, device: torch.device | str) -> dict[str, Tensor]:
         tensors["deep"] = (deep / case.value_size**0.5).to(case.dtype)
     if case.mask:
         tensors["mask"] = normal(case.queries, case.keys) < 0.7
+    if case.factors:
+        members = (case.batch[0], 1) if len(case.batch) == 2 else ()
+        kept = torch.rand(*members, case.queries, case.keys, generator=generator) < 0.7
+        tensors["factors"] = kept / 0.7
     if case.lengths:
         drawn = torch.randint(-1, case.keys + 2, case.batch, generator=generator)
         dtype = torch.int32 if case.seed % 2 else torch.int64
@@ -280,7 +287,7 @@ def failures(case: Case, backend: str | None, device: torch.device | str) -> lis
 
 
 def _code(case: Case, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Which pairs take part, and the latent code, both for every sequence and head."""
+    """Which pairs take part, and the latent code with its factors, for every sequence and head."""
     device = tensors["q"].device
     allowed = reference.allowed_pairs(
         torch.arange(case.keys - case.queries, case.keys, device=device),
@@ -296,7 +303,12 @@ def _code(case: Case, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         tensors["q"], tensors["k"], case.form.normaliser, scale=case.size**-0.5, eps=case.eps,
         bias=tensors.get("bias"), allowed=allowed,
     )  # fmt: skip
-    return allowed, code
+    return allowed, code * _factors(tensors)
+
+
+def _factors(tensors: dict[str, Tensor]) -> Tensor | float:
+    """The factors of the code, for all heads."""
+    return tensors["factors"].unsqueeze(-3) if "factors" in tensors else 1.0
 
 
 def _output_gradient(
@@ -348,9 +360,9 @@ def _terms(
         free = code.detach() * (1 + score - score.detach())
     elif case.form.normaliser == "rms_head":
         square = score.detach().square().mean(dim=-3, keepdim=True)
-        free = score * torch.rsqrt(square + case.eps)
+        free = score * torch.rsqrt(square + case.eps) * _factors(tensors)
     else:
-        free = score
+        free = score * _factors(tensors)
     phi = torch.relu if case.form.nonlinear else (lambda x: x)
     out = reference.apply_value_network(
         free, tensors["v"], case.form.value_network, phi, tensors.get("deep")

@@ -29,11 +29,11 @@ class StandIn:
         self.calls: list[SimpleNamespace] = []
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        q, k, v, bias, lengths, deep, form, _ = call
+        q, k, v, bias, lengths, deep, factors, form = call
         self.calls.append(SimpleNamespace(q=q, bias=bias, lengths=lengths, deep=deep, form=form))
         whole = [q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
-        out = self._attend(q, k, v, bias, lengths, deep, form)
+        out = self._attend(q, k, v, bias, lengths, deep, factors, form)
         softmax = form.normaliser == "softmax"
         # In an order of its own, like that of tiles.
         lse = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
@@ -42,7 +42,7 @@ class StandIn:
     def backward(
         self, call: Call, grad: Tensor, out: Tensor, lse: Tensor | None, *, need_bias: bool
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, lengths, deep, form, _ = call
+        q, k, v, bias, lengths, deep, factors, form = call
         self.calls.append(SimpleNamespace(need_bias=need_bias))
         whole = [grad, q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
@@ -54,7 +54,7 @@ class StandIn:
                 for x in (q, k, v, bias if need_bias else None, deep)
             ]
             biases = leaves[3] if need_bias else bias
-            result = self._attend(*leaves[:3], biases, lengths, leaves[4], form)
+            result = self._attend(*leaves[:3], biases, lengths, leaves[4], factors, form)
             given = [x for x in leaves if x is not None]
             found = iter(torch.autograd.grad(result, given, grad.float()))
             return tuple(
@@ -68,7 +68,7 @@ class StandIn:
     @torch.autocast("cpu", enabled=False)
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lengths: Tensor | None,
-        deep: Tensor | None, form: Form,
+        deep: Tensor | None, factors: Tensor | None, form: Form,
     ) -> Tensor:  # fmt: skip
         q, k, v = q.float(), k.float(), v.float()
         if bias is not None:
@@ -85,6 +85,8 @@ class StandIn:
         code = reference.latent_code(
             q, k, form.normaliser, scale=form.scale, eps=form.eps, bias=bias, allowed=allowed
         )
+        if factors is not None:
+            code = code * factors.repeat_interleave(len(q) // len(factors), dim=0).unsqueeze(1)
         phi = torch.relu if form.relu else lambda x: x
         return reference.apply_value_network(code, v, form.value_network, phi, deep)
 

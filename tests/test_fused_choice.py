@@ -47,7 +47,7 @@ HALF = {"dtype": torch.bfloat16}
         ("cpu", (1, 2, 3, 4), {}, "tensors on a CPU, not on cuda"),
         ("cpu", (1, 2, 3, 4), {"device": "cpu", "activation": "silu"}, "'relu', not 'silu'"),
         ("cpu", (1, 2, 3, 17), {"device": "cpu", "kind": "hyla+deep"}, "at most 16 for .*17"),
-        ("thin", (1, 2, 3, 4), {"factored": True}, "no factors of the code"),
+        ("wide", (1, 2, 3, 32), {"factored": True}, "no factors of the code"),
         ("thin", (1, 2, 3, 17), {}, "at most 64 heads of size 16 .*, not 3 of .17, 17."),
         ("thin", (1, 2, 65, 4), {}, "at most 64 heads of size 16 .*, not 65 of .4, 4."),
         ("thin", (1, 2, 2, 33), {}, "heads x size of at most 64; .*, not 2 of .33, 33."),

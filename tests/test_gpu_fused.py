@@ -40,7 +40,7 @@ WIDE = [
     replace(
         case, kind=WIDE_KINDS[i // 3 % 4], dtype=(torch.bfloat16, torch.float16)[i // 3 % 2],
         heads=min(case.heads, 16), size=(32, 64)[i // 6 % 2], value_size=(32, 64)[i // 6 % 2],
-        bias=None, masked=False, mask=False,
+        bias=None, masked=False, mask=False, factors=False,
     )
     for i, case in enumerate(cases(60, seed=4))
 ]  # fmt: skip
@@ -58,7 +58,13 @@ LANGUAGE = replace(
 )  # fmt: skip
 PAPER = {
     f"{name}-{precision}": replace(case, dtype=dtype)
-    for name, case in (("sraven", SRAVEN), ("fuzzy", FUZZY_LOGIC), ("language", LANGUAGE))
+    for name, case in (
+        ("sraven", SRAVEN),
+        ("sraven-dropout", replace(SRAVEN, factors=True)),
+        ("fuzzy", FUZZY_LOGIC),
+        ("language", LANGUAGE),
+        ("language-dropout", replace(LANGUAGE, factors=True)),
+    )
     for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
 }
 
@@ -123,10 +129,10 @@ def run(problems: list[Case], backend: str | None) -> int:
 def is_reference(case: Case) -> bool:
     """Whether a call without a backend is the reference itself, which in 16 bits rounds more."""
     q, k, v = (make(case, "cuda")[name] for name in ("q", "k", "v"))
-    if case.kind == "softmax" and case.bias is None:
+    if case.kind == "softmax" and case.bias is None and not case.factors:
         return True
     biased = case.bias is not None or case.mask
-    return choose(None, q, k, v, case.form, "relu", biased) == "reference"
+    return choose(None, q, k, v, case.form, "relu", biased, case.factors) == "reference"
 
 
 @chunks(AUTOMATIC)

@@ -18,8 +18,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 def assert_near_float64(
     batch: tuple[int, ...], queries: int, keys: int, heads: int, size: int, value_size: int,
     kind: str, *, causal: bool = False, lengths: Tensor | None = None, bias: Tensor | None = None,
-    deep: Tensor | None = None, dtype: torch.dtype = torch.float32, tolerance: float = 1e-5,
-    eps: float = 1e-6,
+    deep: Tensor | None = None, factors: Tensor | None = None, dtype: torch.dtype = torch.float32,
+    tolerance: float = 1e-5, eps: float = 1e-6,
 ) -> None:  # fmt: skip
     q = torch.randn(*batch, queries, heads, size).to(dtype)
     k = torch.randn(*batch, keys, heads, size).to(dtype)
@@ -31,8 +31,8 @@ def assert_near_float64(
     given = {name: x.clone().requires_grad_() for name, x in there.items()}
     row = KINDS[kind]
     form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, eps)
-    ours = fused.attend(**given, form=form, backend="thin", lengths=lengths)
-    options = {"kind": kind, "causal": causal, "lengths": lengths, "eps": eps}
+    ours = fused.attend(**given, form=form, backend="thin", lengths=lengths, factors=factors)
+    options = {"kind": kind, "causal": causal, "lengths": lengths, "eps": eps, "factors": factors}
     theirs = attend(**exact, **options, backend="reference")
     results = [ours, *torch.autograd.grad(ours, list(given.values()), grad)]
     wanted = [theirs, *torch.autograd.grad(theirs, list(exact.values()), grad.double())]
@@ -81,6 +81,28 @@ def test_a_deep_value_network_is_near_float64(heads: int, value_size: int) -> No
     assert_near_float64(*place, causal=True, lengths=lengths, deep=deep)
     half = torch.bfloat16
     assert_near_float64(*place, bias=bias, deep=deep, dtype=half, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("kind", THIN_KINDS)
+def test_factors_of_the_code(kind: str) -> None:
+    factors = torch.randn(2, 1, 5, 11).relu() * 2  # half of them are 0, as in dropout
+    bias = torch.randn(2, 1, 7, 5, 11)
+    bias[0, :, :, 4, 7:] = -torch.inf
+    assert_near_float64((2, 19), 5, 11, 7, 8, 8, kind, bias=bias, factors=factors)
+    assert_near_float64((2, 19), 5, 11, 16, 4, 4, kind, bias=bias[:1, :, :1], factors=-factors)
+    lengths = torch.tensor([[3], [0]]).expand(2, 19)
+    masked = {"causal": True, "lengths": lengths, "factors": factors[0, 0]}
+    assert_near_float64((2, 19), 5, 11, 2, 32, 32, kind, **masked)
+    half = torch.bfloat16
+    assert_near_float64((2, 19), 5, 11, 16, 4, 4, kind, **masked, dtype=half, tolerance=2e-2)
+
+
+def test_factors_of_a_deep_code() -> None:
+    factors = torch.randn(2, 19, 5, 11).relu() * 2  # every sequence has its own
+    bias, deep = torch.randn(2, 1, 7, 5, 11), torch.randn(2, 1, 7, 3, 3)
+    place = (2, 19), 5, 11, 7, 4, 3, "hyla+deep"
+    assert_near_float64(*place, bias=bias, deep=deep, factors=factors)
+    assert_near_float64(*place, deep=deep, factors=factors[:, :1], causal=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -132,7 +154,7 @@ def test_threads_hold_more_where_there_is_room_for_it() -> None:
     def numbers(sequences: int, dtype: torch.dtype, kind: str) -> int:
         q, row = torch.empty(1, 36, 16, 4, dtype=dtype).expand(sequences, -1, -1, -1), KINDS[kind]
         form = Form(row.normaliser, row.value_network, row.nonlinear, False, 0.5, 0.0)
-        problem = thin._Problem(Call(q[:1], q[:1], q[:1], None, None, None, form))
+        problem = thin._Problem(Call(q[:1], q[:1], q[:1], None, None, None, None, form))
         problem.q = q
         return problem._tuning("forward")[0]
 

@@ -45,6 +45,7 @@ class Case:
     bias_sets: int = 0
     masked: float = 0.0
     deep_sets: int = 1
+    factor_sets: int = 0
     dtype: str = "float32"
     # Keys and values are the first ones of a longer cache.
     cache: bool = False
@@ -93,6 +94,15 @@ GROUPS: dict[str, list[Case]] = {
         Case("hyla", 6, 5, 5, causal=True, bias_sets=2, programs=16),
         Case("hyla+deep", 3, 5, 5, heads=2, bias_sets=1, programs=2),
     ],
+    "factors": [
+        Case("softmax", 4, factor_sets=2, bias_sets=1, masked=0.3, lengths=(11, 8, 0, 3)),
+        Case("linear+rms_head", factor_sets=1, bias_sets=2, value_size=19),
+        Case("hyla", 4, factor_sets=2, bias_sets=1, size=19, value_size=19, causal=True),
+        Case("hyla", 3, queries=1, keys=53, factor_sets=3, programs=256, tile=(1, 16)),
+        Case("hyla-rms_head+softmax", heads=5, factor_sets=1, bias_sets=1, **SQUARE),
+        Case("hyla+deep", 4, heads=2, factor_sets=4, bias_sets=2, deep_sets=2, tile=(8, 8)),
+        Case("hyla", heads=2, size=16, dtype="float16", factor_sets=1, bias_sets=1, tile=(8, 8)),
+    ],
     "half": [
         Case(kind, heads=2, size=16, dtype="float16", causal=True, bias_sets=1, tile=(8, 8))
         for kind in ("softmax", "hyla", "hyla+deep")
@@ -137,7 +147,10 @@ def on_a_grid(x: Tensor) -> Tensor:
     return (x * 64).round() / 64
 
 
-def make_inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def make_inputs(case: Case) -> Inputs:
     kind, dtype = ALL_KINDS[case.kind], getattr(torch, case.dtype)
     cache = case.keys + (5 if case.cache else 0)
     rounded = on_a_grid if case.masked else lambda x: x
@@ -156,7 +169,7 @@ def make_inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tens
 
 
 def expected_results(
-    case: Case, inputs: tuple[Tensor | None, ...], lengths: Tensor | None, grad: Tensor
+    case: Case, inputs: Inputs, lengths: Tensor | None, factors: Tensor | None, grad: Tensor
 ) -> dict[str, Tensor]:
     """By autograd in float64, from the same rounded inputs."""
     leaves = [None if x is None else x.double().requires_grad_() for x in inputs]
@@ -165,8 +178,10 @@ def expected_results(
         bias = bias.repeat_interleave(case.sequences // case.bias_sets, dim=0)
     if deep is not None:
         deep = deep.repeat_interleave(case.sequences // case.deep_sets, dim=0)
-    kind = ALL_KINDS[case.kind]
-    out = attend(q, k, v, kind=kind, causal=case.causal, lengths=lengths, bias=bias, deep=deep)
+    if factors is not None:
+        factors = factors.double().repeat_interleave(case.sequences // case.factor_sets, dim=0)
+    options = {"kind": ALL_KINDS[case.kind], "causal": case.causal, "lengths": lengths}
+    out = attend(q, k, v, **options, bias=bias, deep=deep, factors=factors)
     given = [x for x in leaves if x is not None]
     gradients = iter(torch.autograd.grad(out, given, grad.double()))
     results = {"out": out}
@@ -188,6 +203,9 @@ def run_case(case: Case) -> dict[str, float]:
     torch.manual_seed(0)
     inputs = make_inputs(case)
     lengths = None if case.lengths is None else torch.tensor(case.lengths, dtype=torch.int32)
+    factors = None
+    if case.factor_sets:  # two of five are 0, as in dropout
+        factors = torch.rand(case.factor_sets, case.queries, case.keys).sub(0.4).relu() * 2
     grad = torch.randn(case.sequences, case.queries, case.heads, case.value_size)
     grad = grad.to(inputs[0].dtype)
     cut, cuts = None, None
@@ -195,11 +213,11 @@ def run_case(case: Case) -> dict[str, float]:
         cut = tiles.Tiles(*case.tile, case.columns, num_warps=4, num_stages=1)
         cuts = dict.fromkeys(("query", "key", "bias", "deep"), replace(cut, queries=4))
     q, k, v, bias, deep = inputs
-    call = Call(q, k, v, bias, lengths, deep, form)
+    call = Call(q, k, v, bias, lengths, deep, factors, form)
     out, lse = tiles.forward(call, tiles=cut)
     gradients = tiles.backward(call, grad, out, lse, need_bias=True, tiles=cuts)
     results = dict(zip(RESULTS, (out, *gradients), strict=True))
-    expected = expected_results(case, inputs, lengths, grad)
+    expected = expected_results(case, inputs, lengths, factors, grad)
     assert {name for name, x in results.items() if x is not None} == expected.keys()
     for name in expected:
         assert results[name].shape == expected[name].shape, name

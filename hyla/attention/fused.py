@@ -63,8 +63,8 @@ class Call(NamedTuple):
     bias: Tensor | None
     lengths: Tensor | None
     deep: Tensor | None
+    factors: Tensor | None
     form: Form
-    factors: Tensor | None = None
 
 
 def choose(
@@ -166,7 +166,7 @@ def _refusal_of_all(
         return f"float32, bfloat16 or float16 tensors, not {input_dtype(q)}"
     if kind.nonlinear and activation != "relu":
         return f"the activation 'relu', not {activation!r}"
-    if factored and backend != "cpu":
+    if factored and backend == "wide":
         return "no factors of the code"
     if forward_ad._current_level >= 0:
         return "reverse mode: kernels have no forward-mode derivatives"
@@ -318,7 +318,7 @@ def _call(
         k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (k, v))
     others = (bias, lengths, deep, factors)
     bias, lengths, deep, factors = (None if x is None else x.contiguous() for x in others)
-    return Call(q, k, v, bias, lengths, deep, form, factors)
+    return Call(q, k, v, bias, lengths, deep, factors, form)
 
 
 def _kernels(backend: str) -> ModuleType:

@@ -10,8 +10,11 @@
 // The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, SLICES, D, V (sizes
 // of a part), GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor),
 // CHUNK, NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (then MLP too, and one slice), RELU,
-// CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS, and TYPE (0 float, 1 bfloat16, 2 float16).
+// CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS, FACTORS, and TYPE (0 float, 1 bfloat16, 2 float16).
 // Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
+//
+// A factor f of the code of a pair, the same for all heads, costs no register of a head: the code
+// stays a, and f goes to what has no heads, z = f sum_h a_h v_h and the values f phi(z).
 
 #define INFINITE __uint_as_float(0x7f800000u)
 #define LARGEST __uint_as_float(0x7f7fffffu)
@@ -200,20 +203,22 @@ __device__ inline void read(float (&to)[COUNT], const Unit* from) {
   }
 }
 
-// The biases of CHUNK columns and the rows of the block, [column][row][head]. Rows are queries or
-// keys, and columns the others: row_step and column_step say how far apart they lie in memory.
+// What pairs have of their own, for CHUNK columns and the rows of the block, [column][row][number]:
+// a bias for each head, or a factor. Rows are queries or keys, and columns the others: row_step and
+// column_step say how far apart they lie in memory.
 constexpr int BLOCK_ROWS = WARPS * ROWS;
 
-__device__ inline void copy_bias(float* to, const float* bias, size_t row_step, int rows,
-                                 size_t column_step, int columns, int start) {
-  constexpr int COUNT = HEADS % 4 == 0 ? 4 : 1, TOKEN = HEADS / COUNT;
+template <int NUMBERS>
+__device__ inline void copy_pairs(float* to, const float* pairs, size_t row_step, int rows,
+                                  size_t column_step, int columns, int start) {
+  constexpr int COUNT = NUMBERS % 4 == 0 ? 4 : 1, TOKEN = NUMBERS / COUNT;
 #pragma unroll 1
   for (int i = threadIdx.x; i < CHUNK * BLOCK_ROWS * TOKEN; i += WARPS * LANES) {
     int e = i % TOKEN * COUNT, row = i / TOKEN % BLOCK_ROWS, column = i / TOKEN / BLOCK_ROWS;
     int from_row = blockIdx.y * BLOCK_ROWS + row;
     bool exists = from_row < rows && start + column < columns;
-    const float* from = exists ? bias + from_row * row_step + (start + column) * column_step + e : bias;
-    copy<COUNT * sizeof(float)>(to + (column * BLOCK_ROWS + row) * HEADS + e, from, exists);
+    const float* from = exists ? pairs + from_row * row_step + (start + column) * column_step + e : pairs;
+    copy<COUNT * sizeof(float)>(to + (column * BLOCK_ROWS + row) * NUMBERS + e, from, exists);
   }
 }
 
@@ -221,6 +226,11 @@ __device__ inline void copy_bias(float* to, const float* bias, size_t row_step, 
 struct Columns {
   Unit d[CHUNK * LANES * UNITS<D>], v[CHUNK * LANES * UNITS<V>];
   alignas(16) float bias[BIAS ? CHUNK * BLOCK_ROWS * HEADS : 1];
+  float factors[FACTORS ? CHUNK * BLOCK_ROWS : 1];
+
+  __device__ float factor(int column, int row) const {
+    return FACTORS ? factors[column * BLOCK_ROWS + row % BLOCK_ROWS] : 1.f;
+  }
 };
 
 // HL numbers of this lane out of HEADS.
@@ -293,14 +303,14 @@ __device__ inline float add_to_softmax(float& score, float& top, float& total, b
   return factor;
 }
 
-// sum_h x_h w_h over the heads of a row, for instance z = sum_h a_h v_h.
-__device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)[HL * V]) {
+// f sum_h x_h w_h over the heads of a row, for instance z = f sum_h a_h v_h.
+__device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)[HL * V], float f) {
 #pragma unroll
   for (int c = 0; c < V; c++) {
     float sum = 0.f;
 #pragma unroll
     for (int h = 0; h < HL; h++) sum += a[h] * w[h * V + c];
-    z[c] = sum_over_heads(sum);
+    z[c] = f * sum_over_heads(sum);
   }
 }
 
@@ -343,9 +353,9 @@ __device__ inline float phi(float x) {
 }
 __device__ inline float slope(float x) { return !RELU || x > 0.f ? 1.f : 0.f; }
 
-// The second hidden layer before its nonlinearity, sum_h a_h W_h z, and wide_h = W_h z.
+// The second hidden layer before its nonlinearity, f sum_h a_h W_h z, and wide_h = W_h z.
 __device__ inline void second_layer(float (&last)[V], float (&wide)[HL * V], const float (&a)[HL],
-                                    const float (&z)[V], const float4* deep) {
+                                    const float (&z)[V], const float4* deep, float f) {
 #pragma unroll
   for (int h = 0; h < HL; h++) {
     float w[V * V];
@@ -357,16 +367,17 @@ __device__ inline void second_layer(float (&last)[V], float (&wide)[HL * V], con
       for (int c = 0; c < V; c++) wide[h * V + u] += w[u * V + c] * z[c];
     }
   }
-  mix(last, a, wide);
+  mix(last, a, wide, f);
 }
 
-// What flows back to the code of a pair, da_h. For the value network of HYLA also dz.
+// What flows back to the code of a pair, da_h. For the value network of HYLA also f times what
+// reaches z.
 __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const float (&a)[HL],
-                                     const float (&v)[HL * V], const float (&grad)[HL * V]) {
+                                     const float (&v)[HL * V], const float (&grad)[HL * V], float f) {
   float z[V];
   if constexpr (MLP) {
-    mix(z, a, v);
-    mix(dz, a, grad);
+    mix(z, a, v, f);
+    mix(dz, a, grad, f * f);
   }
 #pragma unroll
   for (int h = 0; h < HL; h++) da[h] = 0.f;
@@ -375,28 +386,28 @@ __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const floa
     if constexpr (MLP) dz[c] *= slope(z[c]);
 #pragma unroll
     for (int h = 0; h < HL; h++) {
-      float value = MLP ? phi(z[c]) : phi(v[h * V + c]);
+      float value = MLP ? f * phi(z[c]) : phi(v[h * V + c]);
       da[h] += grad[h * V + c] * value;
       if constexpr (MLP) da[h] += v[h * V + c] * dz[c];
     }
   }
 #pragma unroll
-  for (int h = 0; h < HL; h++) da[h] = sum_over_slices(da[h]);
+  for (int h = 0; h < HL; h++) da[h] = sum_over_slices(da[h]) * (MLP ? 1.f : f);
 }
 
-// The same for a deep value network; also its first hidden layer z, and what flows back to the
+// The same for a deep value network; also its first hidden layer z, and f times what reaches the
 // second, dlast.
 __device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float (&dlast)[V], float (&z)[V],
                                           const float (&a)[HL], const float (&v)[HL * V],
-                                          const float (&grad)[HL * V], const float4* deep) {
+                                          const float (&grad)[HL * V], const float4* deep, float f) {
   float last[V], wide[HL * V], back[V] = {};
-  mix(z, a, v);
+  mix(z, a, v, f);
 #pragma unroll
   for (int c = 0; c < V; c++) z[c] = phi(z[c]);
-  second_layer(last, wide, a, z, deep);
-  mix(dlast, a, grad);
+  second_layer(last, wide, a, z, deep, f);
+  mix(dlast, a, grad, f * f);
 #pragma unroll
-  for (int c = 0; c < V; c++) dlast[c] *= slope(last[c]), last[c] = phi(last[c]);
+  for (int c = 0; c < V; c++) dlast[c] *= slope(last[c]), last[c] = f * phi(last[c]);
 #pragma unroll
   for (int h = 0; h < HL; h++) {
     float w[V * V];
@@ -412,7 +423,7 @@ __device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float
     }
   }
 #pragma unroll
-  for (int c = 0; c < V; c++) dz[c] = sum_over_heads(back[c]) * slope(z[c]);
+  for (int c = 0; c < V; c++) dz[c] = f * sum_over_heads(back[c]) * slope(z[c]);
 #pragma unroll
   for (int h = 0; h < HL; h++)
 #pragma unroll
@@ -481,7 +492,7 @@ __device__ inline bool sees(int queries, int keys, int query, int key, int lengt
 #if KERNEL == 0
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     forward(const number* q, const number* k, const number* v, const float* bias, const int* lengths,
-            const number* deep, number* out, float* lse, int per_member, int queries, int keys,
+            const number* deep, const float* factors, number* out, float* lse, int per_member, int queries, int keys,
             double scale, double eps) {
   __shared__ Columns buffers[2];
   __shared__ float4 matrices[DEEP_UNITS];
@@ -500,13 +511,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
   int end = CAUSAL ? last_row + keys - queries + 1 : keys;
   const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  const float* member_factors = factors + (size_t)p.member * queries * keys;
   auto copy_columns = [&](int start, int pass) {
     if (start < end) {
       Columns& to = buffers[start / CHUNK % 2];
       copy_tokens<D>(to.d, k, p, keys, start);
       if (pass == 1) copy_tokens<V>(to.v, v, p, keys, start);
       if constexpr (BIAS)
-        copy_bias(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+        copy_pairs<HEADS>(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, keys, queries, 1, keys, start);
     }
     end_group_of_copies();
   };
@@ -544,19 +557,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
         if (pass == 0) continue;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-          float z[V];
-          if constexpr (MLP) mix(z, a[r], v_column);
+          float z[V], f = given.factor(column, p.row + r);
+          if constexpr (MLP) mix(z, a[r], v_column, f);
           if constexpr (DEEP) {
             float first[V], wide[HL * V];
 #pragma unroll
             for (int c = 0; c < V; c++) first[c] = phi(z[c]);
-            second_layer(z, wide, a[r], first, matrices + p.group * DEEP_LANE);
+            second_layer(z, wide, a[r], first, matrices + p.group * DEEP_LANE, f);
           }
 #pragma unroll
-          for (int c = 0; c < V; c++)
+          for (int h = 0; h < HL; h++) {
+            float code = MLP ? a[r][h] : a[r][h] * f;
 #pragma unroll
-            for (int h = 0; h < HL; h++)
-              o[r][h * V + c] += a[r][h] * phi(MLP ? z[c] : v_column[h * V + c]);
+            for (int c = 0; c < V; c++)
+              o[r][h * V + c] += code * (MLP ? f * phi(z[c]) : phi(v_column[h * V + c]));
+          }
         }
       }
       __syncthreads();
@@ -594,8 +609,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 // them and over keys: [block][query][head][V][V].
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     query_gradient(const number* grad, const number* q, const number* k, const number* v,
-                   const float* bias, const int* lengths, const number* deep, const float* lse,
-                   const number* out, number* dq, float* delta, float* bias_gradient,
+                   const float* bias, const int* lengths, const number* deep,
+                   const float* factors, const float* lse, const number* out, number* dq, float* delta, float* bias_gradient,
                    float* deep_gradient, int per_member, int queries, int keys, double scale,
                    double eps) {
   __shared__ Columns buffers[2];
@@ -630,13 +645,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   // Causal: the pairs beyond have no gradient, but their place in that of the bias is written.
   int end = CAUSAL && !BIAS_GRADIENT ? last_row + keys - queries + 1 : keys;
   const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  const float* member_factors = factors + (size_t)p.member * queries * keys;
   auto copy_columns = [&](int start) {
     if (start < end) {
       Columns& to = buffers[start / CHUNK % 2];
       copy_tokens<D>(to.d, k, p, keys, start);
       copy_tokens<V>(to.v, v, p, keys, start);
       if constexpr (BIAS)
-        copy_bias(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+        copy_pairs<HEADS>(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, keys, queries, 1, keys, start);
     }
     end_group_of_copies();
   };
@@ -657,10 +674,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
                   sees(queries, keys, query, key, length));
         scores(a, q_row, k_column, pair);
         float r = normalise(a, pair, lse_row, (float)eps);
+        float f = given.factor(column, p.row);
         if constexpr (DEEP)
-          deep_code_gradient(da, dz, dlast, z, a, v_column, grad_row, matrices + p.group * DEEP_LANE);
+          deep_code_gradient(da, dz, dlast, z, a, v_column, grad_row, matrices + p.group * DEEP_LANE, f);
         else
-          code_gradient(da, dz, a, v_column, grad_row);
+          code_gradient(da, dz, a, v_column, grad_row, f);
         if (pass == 0) {
 #pragma unroll
           for (int h = 0; h < HL; h++) delta_row[h] += a[h] * da[h];
@@ -709,8 +727,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 // dk and dv: rows are keys, and the queries pass by.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     key_gradient(const number* grad, const number* q, const number* k, const number* v,
-                 const float* bias, const int* lengths, const number* deep, const float* lse,
-                 const float* delta, number* dk, number* dv, int per_member, int queries, int keys,
+                 const float* bias, const int* lengths, const number* deep,
+                 const float* factors, const float* lse, const float* delta, number* dk, number* dv, int per_member, int queries, int keys,
                  double scale, double eps) {
   __shared__ Columns buffers[2];
   __shared__ float4 matrices[DEEP_UNITS];
@@ -726,13 +744,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   int first_key = blockIdx.y * BLOCK_ROWS;
   int begin = CAUSAL ? max(0, first_key - (keys - queries)) / CHUNK * CHUNK : 0;
   const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
+  const float* member_factors = factors + (size_t)p.member * queries * keys;
   auto copy_columns = [&](int start) {
     if (start < queries) {
       Columns& to = buffers[start / CHUNK % 2];
       copy_tokens<D>(to.d, q, p, queries, start);
       copy_tokens<V>(to.v, grad, p, queries, start);
       if constexpr (BIAS)
-        copy_bias(to.bias, member_bias, HEADS, keys, (size_t)keys * HEADS, queries, start);
+        copy_pairs<HEADS>(to.bias, member_bias, HEADS, keys, (size_t)keys * HEADS, queries, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, 1, keys, keys, queries, start);
     }
     end_group_of_copies();
   };
@@ -757,10 +777,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
                 sees(queries, keys, query, key, length));
       scores(a, q_column, k_row, pair);
       float r = normalise(a, pair, lse_pair, (float)eps);
+      float f = given.factor(column, p.row);
       if constexpr (DEEP)
-        deep_code_gradient(da, dz, dlast, z, a, v_row, grad_column, matrices + p.group * DEEP_LANE);
+        deep_code_gradient(da, dz, dlast, z, a, v_row, grad_column, matrices + p.group * DEEP_LANE, f);
       else
-        code_gradient(da, dz, a, v_row, grad_column);
+        code_gradient(da, dz, a, v_row, grad_column, f);
       score_gradient(da, a, pair, r, (float)eps, delta_pair);
 #pragma unroll
       for (int h = 0; h < HL; h++) {
@@ -768,7 +789,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
         for (int d = 0; d < D; d++) dk_row[h * D + d] += da[h] * q_column[h * D + d];
 #pragma unroll
         for (int c = 0; c < V; c++)
-          dv_row[h * V + c] += a[h] * (MLP ? dz[c] : grad_column[h * V + c] * slope(v_row[h * V + c]));
+          dv_row[h * V + c] += a[h] * (MLP ? dz[c] : f * grad_column[h * V + c] * slope(v_row[h * V + c]));
       }
     }
     __syncthreads();

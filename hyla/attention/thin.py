@@ -42,11 +42,12 @@ class _Problem:
 
     def __init__(self, call: Call) -> None:
         self.q, self.k, self.v = (aligned(x) for x in call[:3])
-        sets = [x.shape[0] for x in (call.bias, call.deep) if x is not None]
+        sets = [x.shape[0] for x in (call.bias, call.deep, call.factors) if x is not None]
         self.members = max(sets, default=1)
         # A thread wants the heads of a pair side by side.
         self.bias = None if call.bias is None else self._of_members(call.bias.permute(0, 2, 3, 1))
         self.deep = None if call.deep is None else self._of_members(call.deep)
+        self.factors = None if call.factors is None else self._of_members(call.factors)
         self.lengths = call.lengths
         self.slices = fused.slices(self.q, self.v)
         self.form = call.form
@@ -70,7 +71,8 @@ class _Problem:
         group = self._group(name)
         held, width = -(-heads * self.slices // group), self.q.element_size()
         units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
-        token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * heads)
+        per_pair = heads if self.factors is None else heads + 2  # one of them for padding
+        token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * per_pair)
         deep_bytes = 0 if self.deep is None else 16 * group * (-(-held * value_size**2 // 4) | 1)
         defines = {
             "KERNEL": KERNELS.index(name), "HEADS": heads, "SLICES": self.slices,
@@ -82,6 +84,7 @@ class _Problem:
             "RELU": self.form.relu,
             "CAUSAL": self.form.causal, "BIAS": self.bias is not None,
             "BIAS_GRADIENT": bias_gradient, "LENGTHS": self.lengths is not None,
+            "FACTORS": self.factors is not None,
             "TYPE": TYPES.index(self.q.dtype),
         }  # fmt: skip
         kernel = cuda.compile_kernel(self.q.device, SOURCE, name, cuda.options(defines))
@@ -112,7 +115,7 @@ class _Problem:
 
     def pointers(self) -> tuple[Tensor, ...]:
         # An absent tensor still needs a pointer; the kernel does not look at it.
-        optional = (self.bias, self.lengths, self.deep)
+        optional = (self.bias, self.lengths, self.deep, self.factors)
         return (self.q, self.k, self.v, *(self.q if x is None else x for x in optional))
 
 

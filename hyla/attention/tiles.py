@@ -86,11 +86,12 @@ def _constants(q_NQHD: Tensor, k_NKHD: Tensor, v_NKHV: Tensor, form: Form) -> di
     }
 
 
-def _shares(sequences: int, bias: Tensor | None, deep: Tensor | None) -> dict[str, int]:
-    """How many sequences have one set of biases, of deep matrices."""
+def _shares(call: Call) -> dict[str, int]:
+    """How many sequences have one set of biases, of deep matrices, of factors."""
+    sets = {"bias": call.bias, "deep": call.deep, "factor": call.factors}
+    sequences = call.q.shape[0]
     return {
-        "bias_share": 1 if bias is None else sequences // bias.shape[0],
-        "deep_share": 1 if deep is None else sequences // deep.shape[0],
+        f"{name}_share": 1 if x is None else sequences // x.shape[0] for name, x in sets.items()
     }
 
 
@@ -128,7 +129,7 @@ def _splits(programs: int, key_tiles: int, form: Form) -> int:
 
 def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor | None]:
     """The output [N, Q, H, V] and, for softmax codes, the log-sum-exp of the scores [N, H, Q]."""
-    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call[:7]
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, _, form = call
     N, Q, H, V = *q_NQHD.shape[:3], v_NKHV.shape[3]
     query_tiles, key_tiles, _, chunks, options = _cut("forward", q_NQHD, v_NKHV, form, tiles)
     splits = _splits(N * query_tiles * chunks, key_tiles, form)
@@ -140,11 +141,11 @@ def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor |
     if form.normaliser == "softmax":
         lse_NHQ = fused.empty((N, H, Q), q_NQHD, torch.float32)
     forward_kernel[(N, query_tiles, splits * chunks)](
-        *call[:6],
+        *call[:7],
         out_SNQHV,
         lse_NHQ,
         split_keys=split_tiles * options["BK"],
-        **_shares(N, bias_MHQK, deep_MHVV),
+        **_shares(call),
         **_constants(q_NQHD, k_NKHD, v_NKHV, form),
         **options,
     )
@@ -165,7 +166,7 @@ def backward(
 
     tiles: by kernel, instead of `tiles_for`.
     """
-    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, form = call[:7]
+    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, _, form = call
     N, Q, H, D = q_NQHD.shape
     K, V = v_NKHV.shape[1], v_NKHV.shape[3]
     device = q_NQHD.device
@@ -173,8 +174,8 @@ def backward(
     dk_NKHD = fused.empty((N, K, H, D), q_NQHD, k_NKHD.dtype)
     dv_NKHV = fused.empty((N, K, H, V), q_NQHD, v_NKHV.dtype)
     delta_NHQ = None if lse_NHQ is None else fused.empty((N, H, Q), q_NQHD, torch.float32)
-    inputs = (grad_NQHV, *call[:6])
-    constants = _constants(q_NQHD, k_NKHD, v_NKHV, form) | _shares(N, bias_MHQK, deep_MHVV)
+    inputs = (grad_NQHV, *call[:7])
+    constants = _constants(q_NQHD, k_NKHD, v_NKHV, form) | _shares(call)
 
     def cut(kernel: str) -> tuple[int, int, int, int, dict[str, int]]:
         return _cut(kernel, q_NQHD, v_NKHV, form, (tiles or {}).get(kernel))

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from hyla.attention.tiles_parts import (
+    apply_factors,
     code_gradient,
     column_gradient,
     key_limit,
@@ -27,8 +28,8 @@ from hyla.attention.tiles_parts import (
 
 @triton.jit
 def forward_kernel(
-    q, k, v, bias, lengths, deep, out, lse,
-    k_stride, v_stride, bias_share, deep_share, split_keys, Q, K, scale, eps,
+    q, k, v, bias, lengths, deep, factors, out, lse,
+    k_stride, v_stride, bias_share, deep_share, factor_share, split_keys, Q, K, scale, eps,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     HS: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, VC: tl.constexpr,
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
@@ -44,6 +45,8 @@ def forward_kernel(
         bias += n // bias_share * (tl.cast(Q, tl.int64) * K * H)
     if deep is not None:
         deep += n // deep_share * (H * V * V)
+    if factors is not None:
+        factors += n // factor_share * (tl.cast(Q, tl.int64) * K)
     k += n * k_stride
     v += n * v_stride
     limit = key_limit(lengths, n, K)
@@ -90,6 +93,7 @@ def forward_kernel(
             q_hqd, k_hkd, q, k, bias, q0, k0, Q, K, limit, scale, H, D, CAUSAL, MASKED, PRECISION,
         )  # fmt: skip
         a_hqk, _ = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
+        a_hqk, _ = apply_factors(a_hqk, factors, q0, k0, Q, K)
         a_hqk = a_hqk.to(v_tile.dtype)
         if LINEAR:
             out_tile = tl.dot(
@@ -111,8 +115,8 @@ def forward_kernel(
 
 @triton.jit
 def query_kernel(
-    grad, q, k, v, bias, lengths, deep, out, lse, delta, dq,
-    k_stride, v_stride, bias_share, deep_share, Q, K, scale, eps,
+    grad, q, k, v, bias, lengths, deep, factors, out, lse, delta, dq,
+    k_stride, v_stride, bias_share, deep_share, factor_share, Q, K, scale, eps,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     HS: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, VC: tl.constexpr,
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
@@ -128,6 +132,8 @@ def query_kernel(
         bias += n // bias_share * (tl.cast(Q, tl.int64) * K * H)
     if deep is not None:
         deep += n // deep_share * (H * V * V)
+    if factors is not None:
+        factors += n // factor_share * (tl.cast(Q, tl.int64) * K)
     k += n * k_stride
     v += n * v_stride
     limit = key_limit(lengths, n, K)
@@ -161,6 +167,7 @@ def query_kernel(
                     PRECISION,
                 )  # fmt: skip
                 a_hqk, _ = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
+                a_hqk, _ = apply_factors(a_hqk, factors, q0, k0, Q, K)
                 da_hqk, _ = code_gradient(
                     a_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, None, H,
                     V, NETWORK, RELU, PRECISION,
@@ -176,11 +183,14 @@ def query_kernel(
             q_hqd, k_hkd, q, k, bias, q0, k0, Q, K, limit, scale, H, D, CAUSAL, MASKED, PRECISION,
         )  # fmt: skip
         a_hqk, factor_qk = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
+        fa_hqk, f_qk = apply_factors(a_hqk, factors, q0, k0, Q, K)
         da_hqk, _ = code_gradient(
-            a_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, None, H, V,
+            fa_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, None, H, V,
             NETWORK, RELU, PRECISION,
         )  # fmt: skip
-        ds_hqk = score_gradient(da_hqk, a_hqk, factor_qk, delta_hq, allowed, eps, H, NORMALISER)
+        ds_hqk = score_gradient(
+            da_hqk, a_hqk, factors, f_qk, factor_qk, delta_hq, allowed, eps, H, NORMALISER
+        )
         if DC < D:
             k_hkd = load_rows(k, k0, limit, column, H, D, BK, HS, DC, True)
         dq_hqd = tl.dot(ds_hqk.to(k_hkd.dtype), k_hkd, dq_hqd, input_precision=PRECISION)
@@ -189,8 +199,8 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    grad, q, k, v, bias, lengths, deep, lse, delta, dk, dv,
-    k_stride, v_stride, bias_share, deep_share, Q, K, scale, eps,
+    grad, q, k, v, bias, lengths, deep, factors, lse, delta, dk, dv,
+    k_stride, v_stride, bias_share, deep_share, factor_share, Q, K, scale, eps,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     HS: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, VC: tl.constexpr,
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
@@ -205,6 +215,8 @@ def key_kernel(
         bias += n // bias_share * (tl.cast(Q, tl.int64) * K * H)
     if deep is not None:
         deep += n // deep_share * (H * V * V)
+    if factors is not None:
+        factors += n // factor_share * (tl.cast(Q, tl.int64) * K)
     q += n * Q * H * D
     grad += n * Q * H * V
     limit = key_limit(lengths, n, K)
@@ -238,18 +250,21 @@ def key_kernel(
             q_hqd, k_hkd, q, k, bias, q0, k0, Q, K, limit, scale, H, D, CAUSAL, MASKED, PRECISION,
         )  # fmt: skip
         a_hqk, factor_qk = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
-        rounded_hqk = a_hqk.to(v_tile.dtype)
+        fa_hqk, f_qk = apply_factors(a_hqk, factors, q0, k0, Q, K)
+        rounded_hqk = fa_hqk.to(v_tile.dtype)
         # For a linear value network dz is the gradient of the output, [h, q, v].
         da_hqk, dz = code_gradient(
-            a_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, None, H, V, NETWORK, RELU,
+            fa_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, None, H, V, NETWORK, RELU,
             PRECISION,
         )  # fmt: skip
-        ds_hqk = score_gradient(da_hqk, a_hqk, factor_qk, delta_hq, allowed, eps, H, NORMALISER)
+        ds_hqk = score_gradient(
+            da_hqk, a_hqk, factors, f_qk, factor_qk, delta_hq, allowed, eps, H, NORMALISER
+        )
         if DC < D:
             q_hqd = load_rows(q, q0, Q, d_column, H, D, BQ, HS, DC, True)
         if VC < V:
             do = load_rows(grad, q0, Q, v_column, H, V, BQ, HP, VC, LINEAR)
-            _, dz = column_gradient(a_hqk, v_own, do, deep, None, H, V, NETWORK, RELU, PRECISION)
+            _, dz = column_gradient(fa_hqk, v_own, do, deep, None, H, V, NETWORK, RELU, PRECISION)
         ds_hkq = tl.permute(ds_hqk.to(q_hqd.dtype), (0, 2, 1))
         dk_hkd = tl.dot(ds_hkq, q_hqd, dk_hkd, input_precision=PRECISION)
         if LINEAR:
@@ -266,8 +281,8 @@ def key_kernel(
 
 @triton.jit
 def bias_kernel(
-    grad, q, k, v, bias, lengths, deep, lse, delta, dbias,
-    k_stride, v_stride, bias_share, deep_share, groups, Q, K, scale, eps,
+    grad, q, k, v, bias, lengths, deep, factors, lse, delta, dbias,
+    k_stride, v_stride, bias_share, deep_share, factor_share, groups, Q, K, scale, eps,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     HS: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, VC: tl.constexpr,
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
@@ -312,14 +327,20 @@ def bias_kernel(
             PRECISION,
         )  # fmt: skip
         a_hqk, factor_qk = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
+        own_factors = factors
+        if own_factors is not None:
+            own_factors += n // factor_share * (tl.cast(Q, tl.int64) * K)
+        fa_hqk, f_qk = apply_factors(a_hqk, own_factors, q0, k0, Q, K)
         matrices = deep
         if matrices is not None:
             matrices += n // deep_share * (H * V * V)
         da_hqk, _ = code_gradient(
-            a_hqk, v_tile, do, v_n, grad_n, q0, k0, Q, limit, matrices, None, H,
+            fa_hqk, v_tile, do, v_n, grad_n, q0, k0, Q, limit, matrices, None, H,
             V, NETWORK, RELU, PRECISION,
         )  # fmt: skip
-        ds_hqk += score_gradient(da_hqk, a_hqk, factor_qk, delta_hq, allowed, eps, H, NORMALISER)
+        ds_hqk += score_gradient(
+            da_hqk, a_hqk, own_factors, f_qk, factor_qk, delta_hq, allowed, eps, H, NORMALISER
+        )
     head = tl.arange(0, HS)[:, None, None]
     query = (q0 + tl.arange(0, BQ))[None, :, None]
     key = (k0 + tl.arange(0, BK))[None, None, :]
@@ -330,8 +351,8 @@ def bias_kernel(
 
 @triton.jit
 def deep_kernel(
-    grad, q, k, v, bias, lengths, deep, lse, ddeep,
-    k_stride, v_stride, bias_share, deep_share, groups, Q, K, scale, eps,
+    grad, q, k, v, bias, lengths, deep, factors, lse, ddeep,
+    k_stride, v_stride, bias_share, deep_share, factor_share, groups, Q, K, scale, eps,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     HS: tl.constexpr, HP: tl.constexpr, DC: tl.constexpr, VC: tl.constexpr,
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
@@ -353,6 +374,9 @@ def deep_kernel(
         member_bias = bias
         if member_bias is not None:
             member_bias += n // bias_share * (tl.cast(Q, tl.int64) * K * H)
+        own_factors = factors
+        if own_factors is not None:
+            own_factors += n // factor_share * (tl.cast(Q, tl.int64) * K)
         limit = key_limit(lengths, n, K)
         last = limit
         if CAUSAL:
@@ -374,6 +398,7 @@ def deep_kernel(
                 MASKED, PRECISION,
             )  # fmt: skip
             a_hqk, _ = make_code(s_hqk, lse_hq, eps, H, NORMALISER)
+            a_hqk, _ = apply_factors(a_hqk, own_factors, q0, k0, Q, K)
             code_gradient(
                 a_hqk, v_tile, do, v_n, grad_n, q0, k0, Q, limit, deep, ddeep, H, V, NETWORK,
                 RELU, PRECISION,

@@ -132,10 +132,26 @@ def make_code(s_hqk, lse_hq, eps, H: tl.constexpr, NORMALISER: tl.constexpr):
 
 
 @triton.jit
+def apply_factors(a_hqk, factors, q0, k0, Q, K):
+    """The code times the factors of its pairs, and these factors."""
+    f_qk = 1.0
+    if factors is not None:
+        query = (q0 + tl.arange(0, a_hqk.shape[1]))[:, None]
+        key = (k0 + tl.arange(0, a_hqk.shape[2]))[None, :]
+        inside = (query < Q) & (key < K)
+        f_qk = tl.load(factors + query.to(tl.int64) * K + key, mask=inside, other=0.0)
+        a_hqk *= f_qk[None, :, :]
+    return a_hqk, f_qk
+
+
+@triton.jit
 def score_gradient(
-    da_hqk, a_hqk, factor_qk, delta_hq, allowed, eps, H: tl.constexpr, NORMALISER: tl.constexpr
-):
-    """From the gradient of the code to that of the scores."""
+    da_hqk, a_hqk, factors, f_qk, factor_qk, delta_hq, allowed, eps, H: tl.constexpr,
+    NORMALISER: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of the code after its factors f to that of the scores."""
+    if factors is not None:
+        da_hqk *= f_qk[None, :, :]
     ds_hqk = da_hqk
     if NORMALISER == "softmax":
         ds_hqk = a_hqk * (da_hqk - delta_hq[:, :, None])
