@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
     precisions = ["bf16", "fp16", "tf32"] if on_gpu else ["fp32"]
     parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
+    parser.add_argument("--attention-dropout", nargs="+", type=float, default=[0.0])
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
     parser.add_argument("--backend", choices=BACKENDS, help="of attention, by default the fastest")
     parser.add_argument("--repeats", type=int, default=9)
@@ -162,8 +163,8 @@ def main() -> None:
         where = name if device.type == "cuda" else f"{name} with {torch.get_num_threads()} threads"
         title = {"sraven": "SRAVEN", "fuzzy": "Fuzzy logic"}[options.task]
         sys.stdout.write(f"{title}, {about}, batch 128, {where}, PyTorch {torch.__version__}\n")
-    for attention, precision, members, mode in itertools.product(
-        options.kind, options.precision, options.members, options.mode
+    for attention, precision, members, dropout, mode in itertools.product(
+        options.kind, options.precision, options.members, options.attention_dropout, options.mode
     ):
         torch.compiler.reset()
         if device.type == "cuda":
@@ -175,7 +176,7 @@ def main() -> None:
         else:
             config = fuzzy_logic_run(everyone, kind=attention)
             model = replace(config.model, layers=options.layers)
-        model = replace(model, feed_forward=options.feed_forward)
+        model = replace(model, feed_forward=options.feed_forward, attention_dropout=dropout)
         config = replace(config, model=model, precision=precision)
         population, gradients = make(
             config, range(members), device, mode == "compiled", options.backend
@@ -184,7 +185,7 @@ def main() -> None:
         step = milliseconds(population, options.repeats)
         result = {
             "task": options.task, "kind": attention, "feed_forward": options.feed_forward,
-            "heads": model.heads,
+            "heads": model.heads, "attention_dropout": dropout,
             **size, "precision": precision, "members": members, "mode": mode,
             "milliseconds_a_step": round(step, 3),
             "instances_per_second": round(members * config.batch / step * 1e3),
@@ -205,7 +206,8 @@ def write(result: dict[str, object], as_json: bool) -> None:
         sys.stdout.flush()
         return
     sys.stdout.write(
-        "{kind:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, {mode:9}"
+        "{kind:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, "
+        "dropout {attention_dropout:g}, {mode:9}"
         "{milliseconds_a_step:8.2f} ms a step,{instances_per_second:9,} instances/s; "
         "loss off by {loss_error:.0e}, gradients by {gradient_error:.0e}\n".format(**result)
     )

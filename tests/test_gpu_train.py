@@ -55,7 +55,17 @@ def trained(config: RunConfig, steps: int, device: torch.device) -> Population:
     [("sraven", kind) for kind in ALL_KINDS] + [("fuzzy_logic", k) for k in ALL_KINDS[:3]],
 )
 def test_a_replayed_population_is_near_float64_on_the_cpu(task: str, kind: str) -> None:
-    config = small_run(task, kind)
+    assert_near_float64_on_the_cpu(small_run(task, kind))
+
+
+@pytest.mark.parametrize("kind", ["hyla", "softmax"])
+def test_so_is_one_with_attention_dropout(kind: str) -> None:
+    config = small_run("sraven", kind)
+    config = replace(config, model=replace(config.model, attention_dropout=0.3))
+    assert_near_float64_on_the_cpu(config)
+
+
+def assert_near_float64_on_the_cpu(config: RunConfig) -> None:
     given = trained(config, 10, GPU)
     exact = trained(replace(config, precision="fp64"), 10, CPU)
     # Rounding of fp32 (6e-8), amplified by Adam where a gradient is nothing but rounding.

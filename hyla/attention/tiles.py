@@ -129,7 +129,7 @@ def _splits(programs: int, key_tiles: int, form: Form) -> int:
 
 def forward(call: Call, *, tiles: Tiles | None = None) -> tuple[Tensor, Tensor | None]:
     """The output [N, Q, H, V] and, for softmax codes, the log-sum-exp of the scores [N, H, Q]."""
-    q_NQHD, k_NKHD, v_NKHV, bias_MHQK, _, deep_MHVV, _, form = call
+    q_NQHD, k_NKHD, v_NKHV, form = *call[:3], call.form
     N, Q, H, V = *q_NQHD.shape[:3], v_NKHV.shape[3]
     query_tiles, key_tiles, _, chunks, options = _cut("forward", q_NQHD, v_NKHV, form, tiles)
     splits = _splits(N * query_tiles * chunks, key_tiles, form)

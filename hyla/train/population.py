@@ -92,6 +92,8 @@ class Population:
         self._loss, self._sizes = self._compile(self._loss_of), self._compile(self._sizes_now)
         self._loss_alone = self._compile(self._loss_of_one)
         self._learn = self._compile(self._update)
+        # On a GPU a hundred launches; on a CPU a compiled one would gain nothing.
+        self._draw = self._compile(self._factors) if device.type == "cuda" else self._factors
         self._step = Replayed(self._one_step, device)
         self._evaluations: dict[str, Replayed] = {}
 
@@ -172,7 +174,7 @@ class Population:
 
     def _one_step(self) -> None:
         with arithmetic(self.config.precision, self.device):
-            index, factors = self.step * self.config.batch + self.offsets, self._factors()
+            index, factors = self.step * self.config.batch + self.offsets, self._draw()
             if self.alone is None:
                 loss_M = self._loss(index, factors)
                 gradients = self._gradients(self.model, loss_M, self.scale)
