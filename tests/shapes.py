@@ -56,7 +56,7 @@ class Case:
 
     batch: leading axes, with a population `(members, sequences)`. bias: `shared` by all sequences,
     one for each `member`, the same for all heads (`pairs`), one for each sequence (`full`) or none;
-    masked: -inf in parts of it. mask: a boolean mask too. factors: of the code, 0 as in dropout or not,
+    masked: -inf in parts of it. mask: a boolean mask too. factors: of the code, as of dropout,
     each member its own. strided: inputs are views of others.
     """
 

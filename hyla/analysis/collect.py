@@ -22,7 +22,7 @@ from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.trained import load_member
 
-KEYS = ("self", "row")
+KEYS = ("self", "panels")
 Part = tuple[Array, dict[str, Array]]
 
 
@@ -40,14 +40,13 @@ def collect(
     device: torch.device | str | None = None,
     batch: int = 512,
 ) -> Codes:
-    """The codes of the last token attending to itself, for instances of a split under a seed.
+    """The codes of the last token attending to some keys, for instances of a split under a seed.
 
     instances: how many, or a tensor of their numbers.
     first_instance: the number of the first one; by default one that no training reaches.
     fixed, of fuzzy logic: all instances share the inputs of the "context" or of the "query".
-    keys, of SRAVEN: "row" puts the scores on the two panels before, at the same feature, in front
-        of those on itself: codes of 3 x heads. (The paper's text speaks of "self", its code keeps
-        the two panels.)
+    keys: "self", the token itself, as in the paper's text; of SRAVEN also "panels", the same
+        feature of the two panels before, as in the authors' code: codes of 2 x heads.
     permute, of SRAVEN: as the paper, instances show their features in the order of their rules,
         so that the last slot has the highest of the four: rarely the first rules. True shows
         them as in training, if the task permutes them; the last slot then has any of its rules.
@@ -198,11 +197,11 @@ def _sraven(model: Transformer, task: Sraven, split: str, keys: str, index: Tens
         by_layer = model.latent_codes(inputs, queries=[-1], keys=[-1])
         codes = [code[:, 0, 0] for code in by_layer.values()]
     else:
-        row = range(-3 * features, 0)
-        by_layer = model.latent_codes(inputs, queries=[-1], keys=list(row))
-        key_B31 = (slot_B3 + features * torch.arange(3, device=slot_B3.device)).unsqueeze(-1)
+        panels = range(-3 * features, -features)
+        by_layer = model.latent_codes(inputs, queries=[-1], keys=list(panels))
+        key_B21 = (slot_B3[:, :2] + features * torch.arange(2, device=slot_B3.device)).unsqueeze(-1)
         codes = [
-            code[:, 0].gather(1, key_B31.expand(-1, -1, code.shape[-1])).flatten(1)
+            code[:, 0].gather(1, key_B21.expand(-1, -1, code.shape[-1])).flatten(1)
             for code in by_layer.values()
         ]
     prediction, target = model(inputs, last=1)[:, 0].argmax(dim=-1), batch.targets[:, -1]

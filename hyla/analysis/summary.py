@@ -7,8 +7,7 @@ codes" and "samples".
 
 Codes are collected in two ways. Fuzzy logic: with the inputs of the context `fixed`, as in the
 paper, and with the query fixed. SRAVEN: with the `keys` "self" (the last token attending to itself,
-as in the paper's text) and "row" (also the two panels before it). The published code uses only
-these two panels.
+as in the paper's text) and "panels" (to the two panels before it, as in the authors' code).
 """
 
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ SAMPLES = 32
 LOOKED_THROUGH = 65_536  # instances at a time
 Way = dict[str, str]  # an axis of the rows, which is an option of `collect_run` too
 FIXED: tuple[Way, ...] = ({"fixed": "context"}, {"fixed": "query"})
-KEYS: tuple[Way, ...] = ({"keys": "self"}, {"keys": "row"})
+KEYS: tuple[Way, ...] = ({"keys": "self"}, {"keys": "panels"})
 COLOURS = {"fixed": ("target", "formula", "term 1", "term 2"), "keys": ("target", "rule")}
 # What is decoded: what its entries are, and how its classes are named.
 LABELS = {

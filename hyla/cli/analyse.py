@@ -54,7 +54,7 @@ def analyse(
     member: int = 0,
     layer: int = -1,
     instances: int = 2000,
-    keys: Annotated[str, arg(metavar="{self,row}")] = "self",
+    keys: Annotated[str, arg(metavar="{self,panels}")] = "self",
     permute: bool = False,
     seed: int = 0,
     device: str = "cpu",
@@ -74,7 +74,7 @@ def analyse(
         member: Number of the member.
         layer: The layer whose codes are compared and drawn; -1 is the last.
         instances: How many instances of each split, none of them seen in training.
-        keys: SRAVEN: the last token attending to itself, or also to the two panels before it.
+        keys: SRAVEN: the last token attending to itself, or to the two panels before it.
         permute: SRAVEN: show features as in training, not in the order of their rules.
         seed: Seed of the shuffled labels and of the figure.
         device: Where to compute: cpu, or cuda.

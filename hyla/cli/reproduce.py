@@ -322,12 +322,13 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
     A row that needs both published and local trainings has one more number.
     """
     published, local = Store.open(None, options.results), Store.open(options.runs, None)
+    theirs = replace(DEFAULT_PLAN, choose_by=options.plan.choose_by)
     store, lines = options.store(), dict[tuple[str, ...], dict[str, str]]()
     for point in options.points(experiment):
         chosen = choose(point, options.plan, store) if point.config else None
         plan = replace(options.plan, setting=chosen[0]) if chosen else options.plan
         columns = {
-            "published": rows(point, DEFAULT_PLAN, published),
+            "published": rows(point, theirs, published),
             "yours": rows(point, plan, local),
             "together": [row for row in rows(point, plan, store) if _is_mixed(row)],
         }

@@ -83,15 +83,6 @@ class Solution:
         differs = (self.answers != targets[self.answer_instance]).all(dim=-1)
         return torch.zeros_like(self.ambiguous).index_put((self.answer_instance,), differs, True)
 
-    @property
-    def ambiguous_features(self) -> Tensor:
-        """Whether hypotheses prescribe different symbols for a feature, `[B, K]`."""
-        first = self.answer_count.cumsum(0) - self.answer_count
-        differs = self.answers != self.answers[first[self.answer_instance]]
-        return torch.zeros_like(self.best, dtype=torch.bool).index_put(
-            (self.answer_instance,), differs, True
-        )
-
     def feature_probability(self, values: int) -> Tensor:
         """The posterior of each feature's symbol, whatever the other features, `[B, K, F]`."""
         chosen_MKF = self.answers.unsqueeze(-1) == torch.arange(values, device=self.answers.device)
@@ -112,6 +103,7 @@ def solve(
     *,
     chunk: int | None = None,
     rows: int = 2,
+    distinct: bool = True,
 ) -> Solution:
     """Solves instances `[B, 3, 3, K]` exactly; the last panel is not looked at.
 
@@ -120,6 +112,8 @@ def solve(
     chunk: how many instances are worked on at a time, which limits the memory; 8192 by default,
         131072 on a GPU.
     rows: how many of the complete rows are looked at; with 1, only the first.
+    distinct: whether distribute three takes three different symbols, as the generator's does. If
+        not, the complete rows need only hold the same symbols, and the last row some of them.
 
     >>> task = Sraven(SravenConfig(), seed=0)
     >>> batch = task.batch("all", 100)
@@ -140,7 +134,7 @@ def solve(
     parts = [
         part
         for some in panels.split(chunk)
-        for part in _solve_in_parts(some, config, combinations, rows)
+        for part in _solve_in_parts(some, config, combinations, rows, distinct)
     ]
     return _joined(parts) if len(parts) > 1 else parts[0]
 
@@ -170,27 +164,32 @@ class _TooManyHypothesesError(Exception):
 
 
 def _solve_in_parts(
-    panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int
+    panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int, distinct: bool
 ) -> list[Solution]:
     """Solves a chunk whole or, where it has too many hypotheses for that, in halves."""
     try:
-        return [_solve(panels, config, combinations, rows)]
+        return [_solve(panels, config, combinations, rows, distinct)]
     except _TooManyHypothesesError:
         if len(panels) == 1:
             expected = f"a context that fewer than {MAX_BYTES / 8 / config.features**2:.0e}"
             given = "one with more"
             raise bad_value("panels", given, f"{expected} partial hypotheses fit") from None
-    halves = panels.chunk(2)
-    return [part for half in halves for part in _solve_in_parts(half, config, combinations, rows)]
+    return [
+        part
+        for half in panels.chunk(2)
+        for part in _solve_in_parts(half, config, combinations, rows, distinct)
+    ]
 
 
-def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int) -> Solution:
+def _solve(
+    panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int, distinct: bool
+) -> Solution:
     if len(panels) * config.values**config.features >= 2**63:  # answers are counted in one number
         if len(panels) > 1:
             raise _TooManyHypothesesError
         given = f"{config.features} features of {config.values} values"
         raise bad_value("features, values", given, "values ** features below 2^63")
-    fits = fitting_triples(panels, config, rows)
+    fits = fitting_triples(panels, config, rows, distinct=distinct)
     instance, first, second, rules = _assignments(fits, config)
     answers = _prescribed(panels, instance, first, second, rules, config.values)
     log_weight = _log_weight(rules, config, combinations, rows)
@@ -198,10 +197,13 @@ def _solve(panels: Tensor, config: SravenConfig, combinations: Tensor, rows: int
     return _posterior(found, len(panels), config)
 
 
-def fitting_triples(panels: Tensor, config: SravenConfig, rows: int) -> Tensor:
+def fitting_triples(
+    panels: Tensor, config: SravenConfig, rows: int, *, distinct: bool = True
+) -> Tensor:
     """Which rules fit each triple of slots, `[B, S3, S1, S2, R]`.
 
     rows: how many complete rows are looked at, beside the first two columns of the last row.
+    distinct: as in `solve`.
     """
     values, x = config.values, panels.to(torch.int16)
     # Symbols of the first two columns by row, and of the last by complete row.
@@ -210,15 +212,11 @@ def fitting_triples(panels: Tensor, config: SravenConfig, rows: int) -> Tensor:
     complete = [(a[row], b[row], c[row]) for row in range(rows)]
     step = (b[2] - a[2]) % values
     progresses = adds = subtracts = torch.ones_like(step, dtype=torch.bool)
-    distributes = a[2] != b[2]
-    first, second, third = complete[0]
+    distributes = _distributes_three(complete, (a[2], b[2]), distinct)
     for one, two, three in complete:
         progresses = progresses & ((two - one) % values == step) & ((three - two) % values == step)
         adds = adds & (three == (one + two) % values)
         subtracts = subtracts & (three == (one - two) % values)
-        distributes = distributes & (one != two) & (three != one) & (three != two)
-    for symbol in (*(symbol for row in complete[1:] for symbol in row), a[2], b[2]):
-        distributes = distributes & ((symbol == first) | (symbol == second) | (symbol == third))
     rules = [progresses & (step == by % values) for by in STEPS]
     rules += [adds, subtracts, distributes]
     fits = torch.stack(torch.broadcast_tensors(*rules), dim=-1)
@@ -227,6 +225,27 @@ def fitting_triples(panels: Tensor, config: SravenConfig, rows: int) -> Tensor:
         aligned = (slots[:, None] == slots).unsqueeze(-1) & (slots[:, None, None] == slots)
         fits = fits & aligned.unsqueeze(-1)
     return fits
+
+
+def _distributes_three(
+    rows: Sequence[tuple[Tensor, ...]], last: tuple[Tensor, Tensor], distinct: bool
+) -> Tensor:
+    """Whether complete rows, and the first two symbols of the last, take the same three."""
+    first, *others = (_in_order(row) for row in rows)
+    fits = torch.stack([(symbol == first).any(dim=0) for symbol in last]).all(dim=0)
+    for row in others:
+        fits = fits & (row == first).all(dim=0)
+    if distinct:
+        fits = fits & (last[0] != last[1]) & (first[0] < first[1]) & (first[1] < first[2])
+    return fits
+
+
+def _in_order(row: tuple[Tensor, ...]) -> Tensor:
+    """The three symbols of a row, the smallest first, `[3, ...]`."""
+    one, two, three = row
+    low, high = torch.minimum(one, two), torch.maximum(one, two)
+    bottom, top = torch.minimum(low, three), torch.maximum(high, three)
+    return torch.stack((bottom, one + two + three - bottom - top, top))
 
 
 def _assignments(fits: Tensor, config: SravenConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -266,7 +285,7 @@ def _prescribed(
     steps = rules.new_tensor((*STEPS, 0, 0, 0))[rules]
     answer = torch.where(rules == ADDITION, a2 + b2, b2 + steps)
     answer = torch.where(rules == SUBTRACTION, a2 - b2, answer) % values
-    return torch.where(rules == DISTRIBUTE_THREE, a0 + b0 + c0 - a2 - b2, answer)
+    return torch.where(rules == DISTRIBUTE_THREE, (a0 + b0 + c0 - a2 - b2) % values, answer)
 
 
 def rule_log_likelihood(values: int, rows: int) -> Tensor:

@@ -41,8 +41,8 @@ class Statistics:
 
     ambiguous: the fraction of instances whose context fits several answers (the paper's words).
     ambiguous_every_feature: of those with an answer that differs from the true one everywhere.
-    ambiguous_feature_by_feature: of those whose features are all ambiguous, each by itself, though
-        no one answer may differ everywhere.
+    ambiguous_every_feature_loose: the same where distribute three need not take three different
+        symbols, as in the count of the authors' code.
     ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
         no solver does better on average.
     top_posterior: the mean probability of that answer; with that prior, the same but for chance.
@@ -54,7 +54,7 @@ class Statistics:
     instances: int
     ambiguous: Estimate
     ambiguous_every_feature: Estimate
-    ambiguous_feature_by_feature: Estimate
+    ambiguous_every_feature_loose: Estimate
     ceiling: Estimate
     top_posterior: Estimate
     feature_accuracy_by_rule: dict[str, Estimate]
@@ -92,10 +92,11 @@ def statistics(
         index = range(start, min(start + chunk, instances))
         batch = task.batch(split, index)
         solution = solve(batch.panels, config, task.combinations[prior or split])
+        loose = solve(batch.panels, config, distinct=False)
         measured = (
             solution.ambiguous,
             solution.ambiguous_every_feature(batch.targets),
-            solution.ambiguous_features.all(dim=-1),
+            loose.ambiguous_every_feature(batch.targets),
             (solution.best == batch.targets).all(dim=-1),
             solution.best_probability,
         )
@@ -107,8 +108,8 @@ def statistics(
     right_BK, rules_BK = torch.cat(right), torch.cat(rules)
     governed = {rule: right_BK[rules_BK == i] for i, rule in enumerate(RULES)}
     by_rule = {rule: Estimate.of(samples) for rule, samples in governed.items() if len(samples)}
-    ambiguous, every, each, best, top = map(Estimate.of, torch.cat(samples, dim=1))
-    return Statistics(instances, ambiguous, every, each, best, top, by_rule)
+    ambiguous, every, loosely, best, top = map(Estimate.of, torch.cat(samples, dim=1))
+    return Statistics(instances, ambiguous, every, loosely, best, top, by_rule)
 
 
 def number_of_tasks(features: int) -> int:

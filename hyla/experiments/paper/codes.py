@@ -38,12 +38,13 @@ SHALLOW: list[Axes] = [{"kind": kind} for kind in THREE]
 LAST = {"fuzzy": 1, "sraven": 3}  # layers
 DEEP: list[Axes] = [{"kind": "softmax", "millions": millions} for millions in MILLIONS]
 LAYERS, DEEP_LAYERS = 4, 16
+SELF = KEYS[:1]  # what the paper's text speaks of, and its claims are judged by
 EARLY = "Early layers tell more of the answer's value"
 IN_WORDS = {
     "context": "inputs of the context fixed, query varied",
     "query": "query fixed, context varied",
     "self": "last token to itself",
-    "row": "last token to itself and the two panels before",
+    "panels": "last token to the two panels before",
 }
 
 
@@ -74,7 +75,7 @@ def across_layers(what: str, kinds: Sequence[Axes], layers: int, *, later: bool)
     more, less = (second, first) if later else (first, second)
 
     def contrasts(rows: Sequence[Row]) -> list[Contrast]:
-        places = [{**kind, "what": what, **way, "label": "all"} for kind in kinds for way in KEYS]
+        places = [{**kind, "what": what, **way, "label": "all"} for kind in kinds for way in SELF]
         return [above(_most(rows, p, more), _most(rows, p, less), F1) for p in places]
 
     return contrasts
@@ -101,7 +102,7 @@ def explain_more(one: str, other: str, layer: int, ways: Sequence[Way]) -> tuple
 
 RELATED_ARE_SIMILAR = tuple(
     above(place, place, measure, than=other)
-    for way in KEYS
+    for way in SELF
     for place in [{"kind": "hyla", "what": "similarity", **way}]
     for measure, other in ((RELATED, ALL_PAIRS), (ABOVE, UNTRAINED))
 )
@@ -216,10 +217,10 @@ CODES_SRAVEN = Experiment(
     axes=SRAVEN_AXES,
     figures=tuple(figure for way in KEYS for figure in rule_figures(way)),
     claims=(
-        Claim("Latent codes decode the rules of held-out tasks", decodable(LAST["sraven"], *KEYS)),
+        Claim("Latent codes decode the rules of held-out tasks", decodable(LAST["sraven"], *SELF)),
         Claim(
             "The rule explains more of the last layer's codes than the answer's value",
-            explain_more("rule", "value", LAST["sraven"], KEYS),
+            explain_more("rule", "value", LAST["sraven"], SELF),
         ),
         Claim(
             "Later layers tell more of the rule",
@@ -244,7 +245,7 @@ CODES_DEPTH = Experiment(
     axes=("kind", "millions", *SRAVEN_AXES[1:]),
     figures=(
         *layer_figures(KEYS[0], "last token alone"),
-        *layer_figures(KEYS[1], "with the panels"),
+        *layer_figures(KEYS[1], "panels before"),
         *maps_of(("rule", "target"), KEYS[0]),
     ),
     tiny={"millions": MILLIONS[-1:]},
