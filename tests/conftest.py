@@ -44,9 +44,3 @@ def hyla(
 
     monkeypatch.setenv("COLUMNS", "120")
     return Hyla(capsys, tmp_path)
-
-
-@pytest.fixture
-def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without the 5 MB of plotly."""
-    monkeypatch.setattr("hyla.report.page.plotly_script", lambda: "")

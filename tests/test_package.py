@@ -107,7 +107,7 @@ def test_the_readme_commands_run(tmp_path: Path) -> None:
 
 
 def test_the_published_results_are_shown() -> None:
-    found = load(ROOT / "no-runs", ROOT / "results").found
+    found = load(ROOT / "no-runs", ROOT / "results").results
     path = ROOT / "docs/results.md"
     text = path.read_text()
     assert blocks_in(path) == list(BLOCKS)

@@ -17,8 +17,8 @@ from hyla.cli.shared import command
 
 # Imported name and the name to install it by.
 OPTIONAL_PACKAGES = {
+    "jinja2": "jinja2",
     "matplotlib": "matplotlib",
-    "plotly": "plotly",
     "pyarrow": "pyarrow",
     "sklearn": "scikit-learn",
     "tensorboard": "tensorboard",

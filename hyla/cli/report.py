@@ -25,14 +25,13 @@ def report(
         output: The page.
         runs: Folder of local run folders.
         results: Folder of published results.
-        figures: Also draw tables and lines as PNG files into this folder.
+        figures: Also draw all figures as PNG and SVG files into this folder.
         readme: Also write table 1 or the verdicts between their marks in this Markdown file.
         json: Print JSON only.
     """
-    from hyla.report import write
+    from hyla.report import write, write_figures
+    from hyla.report.content import outcomes_of_paper, verdict_as_json
     from hyla.report.markdown import blocks_in, update
-    from hyla.report.summary import in_words
-    from hyla.report.verdicts import as_json, counts
 
     if results != RESULTS and not results.exists():
         raise bad_value("results", results, "an existing folder")
@@ -44,25 +43,24 @@ def report(
     content = write(output, runs, results)
     drawn: list[Path] = []
     if figures is not None:
-        from hyla.report.static import draw_figures
-
-        drawn = draw_figures(content.found, figures)
+        drawn = write_figures(content, figures)
     if readme is not None:
-        update(readme, content.found)
+        update(readme, content.results)
+    counts = outcomes_of_paper(content)
     if json:
         experiments = {
             one.experiment.name: {
-                "points": one.points,
+                "points": len(one.expected),
                 "measured": one.measured,
-                "verdicts": [as_json(*verdict) for verdict in one.verdicts],
+                "verdicts": [verdict_as_json(*verdict) for verdict in one.verdicts],
             }
-            for one in content.found
+            for one in content.results
         }
         write_json(
             {
                 "page": str(output),
                 "figures": [str(path) for path in drawn],
-                "outcomes": counts(content.found),
+                "outcomes": counts,
                 "experiments": experiments,
                 "problems": list(content.problems),
             }
@@ -70,5 +68,7 @@ def report(
         return
     console = standard_output()
     files = [f"Page: {output}", *(f"Figure: {path}" for path in drawn)]
-    for line in [in_words(content.found), *content.problems, *files]:
+    parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    claims = f"{sum(counts.values())} claims of the paper: {parts}."
+    for line in [claims, *content.problems, *files]:
         console.print(line, soft_wrap=True, markup=False)

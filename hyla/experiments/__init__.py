@@ -5,6 +5,7 @@ from hyla.experiments.paper.ablation import ABLATION
 from hyla.experiments.paper.ambiguity import AMBIGUITY_EXPERIMENT
 from hyla.experiments.paper.codes import CODES_DEPTH, CODES_FUZZY, CODES_SRAVEN
 from hyla.experiments.paper.fuzzy import FUZZY_LOGIC
+from hyla.experiments.paper.headlines import HEADLINES
 from hyla.experiments.paper.readers import READERS_FUZZY, READERS_SRAVEN
 from hyla.experiments.paper.sraven import (
     DEPTH,
@@ -22,4 +23,4 @@ _ALL = (
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Figure", "Plan", "Point", "Row"]
+__all__ = ["EXPERIMENTS", "HEADLINES", "Claim", "Experiment", "Figure", "Plan", "Point", "Row"]

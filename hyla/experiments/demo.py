@@ -45,6 +45,7 @@ DEMO = Experiment(
     name="demo",
     title="Demonstration: reduced fuzzy logic, on a CPU",
     where="figure 2C, reduced",
+    question="Does HYLA generalise better on a task that two CPU cores can learn?",
     points=lambda: [Point({"kind": kind}, run(kind)) for kind in THREE],
     axes=("kind",),
     figures=tuple(
@@ -70,5 +71,6 @@ DEMO_CODES = demo_codes(
     name="demo-codes",
     title="Demonstration: latent codes",
     where="figures 2B and 2D, reduced",
+    question="Do latent codes reveal which function a model computes?",
     is_demo=True,
 )

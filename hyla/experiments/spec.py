@@ -215,7 +215,7 @@ class Experiment:
     where: what in the paper it stands for. axes: those that tell its rows apart.
     points: what is to be measured, at the paper's scale. tiny: of each axis named here, the values
         that are enough to see that everything works. is_demo: of a task of its own, so that
-        nothing can be compared with the paper.
+        nothing can be compared with the paper. question: what it answers. note: a caveat.
     """
 
     name: str
@@ -227,4 +227,22 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     tiny: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     is_demo: bool = False
+    question: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A comparison on the first screen of the report.
+
+    places: the axes of the rows to compare, by short names. unit: of the measure, in a word.
+    control: a measure with shuffled labels.
+    """
+
+    question: str
+    experiment: str
+    claim: Claim
+    places: Mapping[str, Axes]
+    unit: str
+    measure: str = HELD_OUT
+    control: str = ""

@@ -7,36 +7,40 @@ from hyla.errors import bad_value
 from hyla.experiments.judge import OUTCOMES
 from hyla.experiments.paper.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
 from hyla.files import new_file
-from hyla.report.found import Found
-from hyla.report.tables import marked_mean, notes
-from hyla.report.text import with_error
-from hyla.report.verdicts import contrast_counts
+from hyla.report.content import Results, contrast_outcomes
+from hyla.report.figures import marked_mean
+from hyla.report.text import mean_of, notes, with_error
 
-Block = Callable[[Sequence[Found]], Iterator[str]]
+Block = Callable[[Sequence[Results]], Iterator[str]]
 
 
-def _table(found: Sequence[Found]) -> Iterator[str]:
-    (rows,) = (one.with_paper for one in found if one.experiment is ABLATION)
-    at = {(row["row"], row["task"]): row for row in rows}
-    yield "| held out, percent | fuzzy logic, R2 | paper | SRAVEN, accuracy | paper |"
-    yield "|---|---|---|---|---|"
+def _table(found: Sequence[Results]) -> Iterator[str]:
+    """Table 1: both presets beside the paper."""
+    (results,) = (one for one in found if one.experiment is ABLATION)
+    ours = {(row.axes["row"], row.axes["task"]): row for row in results.rows}
+    theirs = {(row.axes["row"], row.axes["task"]): row for row in results.as_published}
+    columns = "as described | as published | paper"
+    yield f"| held out, percent | fuzzy logic, R2: {columns} | SRAVEN, accuracy: {columns} |"
+    yield "|---" * 7 + "|"
     for kinds, papers in ROWS.items():
-        name, cells = title(*kinds), []
+        name, cells = title(*kinds), list[str]()
         for task, paper in zip((FUZZY, SRAVEN), papers, strict=True):
-            cells += [marked_mean(at[name, task]), with_error(*paper)]
+            other = theirs.get((name, task))
+            published = "" if other is None else mean_of(other.main)
+            cells += [marked_mean(ours.get((name, task))), published, with_error(*paper)]
         yield f"| {' | '.join([name, *cells])} |"
-    for note in notes(rows):
+    for note in notes(results.rows):
         yield f"\n{note}"
 
 
-def _claims(found: Sequence[Found]) -> Iterator[str]:
+def _claims(found: Sequence[Results]) -> Iterator[str]:
     """A line for each claim: its verdict and the outcomes of its contrasts."""
     yield f"| claim | in the paper | verdict | {' | '.join(OUTCOMES)} |"
     yield "|---" * (3 + len(OUTCOMES)) + "|"
     for one in found:
-        for claim, judged in one.verdicts if not one.experiment.is_demo else ():
-            numbers = map(str, contrast_counts(judged).values())
-            cells = [claim.text, one.experiment.where, judged.outcome, *numbers]
+        for claim, verdict in one.verdicts if not one.experiment.is_demo else ():
+            numbers = map(str, contrast_outcomes(verdict).values())
+            cells = [claim.text, one.experiment.where, verdict.outcome, *numbers]
             yield f"| {' | '.join(cells)} |"
 
 
@@ -58,14 +62,14 @@ def blocks_in(path: Path) -> list[str]:
     return found
 
 
-def filled(text: str, name: str, found: Sequence[Found]) -> str:
+def filled(text: str, name: str, found: Sequence[Results]) -> str:
     """Replace a block between its marks."""
     first, last = marks(name)
     before, after = text.partition(first)[0], text.partition(last)[2]
     return f"{before}{first}" + "\n".join(BLOCKS[name](found)) + f"\n{last}{after}"
 
 
-def update(path: Path, found: Sequence[Found]) -> None:
+def update(path: Path, found: Sequence[Results]) -> None:
     """Replace all blocks of a file."""
     text = path.read_text()
     for name in blocks_in(path):

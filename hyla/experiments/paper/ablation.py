@@ -72,6 +72,7 @@ ABLATION = Experiment(
     name="ablation",
     title="Ablations",
     where="table 1",
+    question="Which parts of HYLA matter, on both tasks?",
     points=points,
     axes=("row", "task"),
     figures=(

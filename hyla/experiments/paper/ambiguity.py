@@ -20,6 +20,7 @@ AMBIGUITY_EXPERIMENT = Experiment(
     name="ambiguity",
     title="SRAVEN: ambiguity and ceilings, from the exact solver",
     where="table 2 and figure 15",
+    question="How many instances have several answers, and how many can be solved at most?",
     points=lambda: [
         Point(
             {"features": features, "values": values},

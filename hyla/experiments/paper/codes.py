@@ -190,6 +190,7 @@ CODES_FUZZY = Experiment(
     name="codes-fuzzy",
     title="Fuzzy logic: latent codes",
     where="figures 2B, 2D and 8",
+    question="Do latent codes reveal which function a model computes?",
     points=lambda: [
         Point({"kind": kind}, fuzzy_logic_run(FUZZY_GRID, kind=kind), OF_TERMS) for kind in THREE
     ],
@@ -211,6 +212,7 @@ CODES_SRAVEN = Experiment(
     name="codes-sraven",
     title="SRAVEN: latent codes",
     where="figures 5A, 5B, 5E, 5F, 12 and 14",
+    question="Do latent codes reveal which rule a model applies?",
     points=lambda: [
         Point({"kind": kind}, sraven_run(SRAVEN_GRID, kind=kind), OF_RULES) for kind in THREE
     ],
@@ -238,6 +240,7 @@ CODES_DEPTH = Experiment(
     name="codes-depth",
     title="SRAVEN: latent codes of 16 layers of softmax attention",
     where="figure 13",
+    question="Which layers tell of the rule, and which of the answer?",
     points=lambda: [
         Point(place, depth_run(place["kind"], place["millions"] * MILLION, DEEP_LAYERS), OF_RULES)
         for place in DEEP

@@ -87,6 +87,7 @@ FUZZY_LOGIC = Experiment(
     name="fuzzy",
     title="Fuzzy logic: examples in context and fraction held out",
     where="figures 2C and 9",
+    question="Who generalises to new combinations of known terms?",
     points=points,
     axes=("kind", "examples", "held_out"),
     figures=(

@@ -25,6 +25,7 @@ READERS_FUZZY = Experiment(
     name="readers",
     title="Fuzzy logic: what the context gives away without a trained model",
     where="nothing; beside figures 2C and 9",
+    question="How much of fuzzy logic can be solved without training?",
     points=lambda: [
         Point(
             {"reader": reader, "examples": examples, "held_out": fraction},
@@ -46,6 +47,7 @@ READERS_SRAVEN = Experiment(
     name="readers-sraven",
     title="SRAVEN: baselines that see less than the exact solver",
     where="nothing; beside table 1 and figure 5D",
+    question="How much of SRAVEN can be solved without training?",
     points=lambda: [
         Point(
             {"reader": reader, "features": features},

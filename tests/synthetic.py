@@ -1,6 +1,5 @@
-"""A synthetic store for tests of the report, and the adapter from typed rows to dictionaries."""
+"""Synthetic results of every experiment, for tests of the report."""
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,8 +22,7 @@ from hyla.experiments.spec import (
     Point,
 )
 from hyla.records import append_records
-from hyla.report.adapter import NOT_SEARCHED, SEARCHED_ON_ONE_SEED, flat
-from hyla.report.found import Found, collect
+from hyla.report.content import Results, collect
 from hyla.tasks.sraven import RULES
 from hyla.train.store import ANALYSES, TRAININGS, Analysed, Entry, Origin, Search, Store, Trained
 
@@ -103,7 +101,7 @@ def _codes(
         yield Entry(place, {name: rng.gauss(40, 2) for name in names}, picture=picture)
 
 
-def found_of(name: str, extra: str = "", seeds: int = SEEDS) -> Found:
+def results_of(name: str, extra: str = "", seeds: int = SEEDS) -> Results:
     """An experiment with all of its synthetic results."""
     trained, analysed = records(EXPERIMENTS[name], extra, seeds)
     return collect(EXPERIMENTS[name], Store(trained, [], analysed))
@@ -118,40 +116,3 @@ def write_results(
         append_records(folder / "results" / TRAININGS, trained)
         append_records(folder / "results" / ANALYSES, analysed)
     return folder / "runs", folder / "results"
-
-
-def test_dictionaries_have_the_numbers_of_the_rows() -> None:
-    for name in EXPERIMENTS:
-        found = found_of(name)
-        assert found.rows
-        for row, values in zip(found.rows, found.flat, strict=True):
-            json.dumps(values)
-            assert values.items() >= row.axes.items()
-            assert values["mean"] == row.main.mean
-            for measure in values["measures"]:
-                sample = row.measures[measure]
-                assert values["measures"][measure]["mean"] == sample.mean
-                assert values["measures"][measure]["standard_error"] == sample.standard_error
-            if row.trainings:
-                assert CEILING not in values["measures"]
-                assert name not in ("heads", "features") or values["ceiling"] == 92.9
-                assert values["runs"] == [one.run for one in row.trainings]
-
-
-def test_searches_are_marked_and_local_runs_said() -> None:
-    row = found_of("heads").rows[0]
-    marks = [
-        flat(replace(row, search=search))["mark"]
-        for search in (Search(4, 3), Search(4, 1), Search(1, 3), None)
-    ]
-    assert marks == ["", SEARCHED_ON_ONE_SEED, NOT_SEARCHED, ""]
-    here = replace(row.trainings[0], path=Path("runs/one"))
-    assert not flat(row)["local"]
-    assert flat(replace(row, trainings=(here, *row.trainings[1:])))["local"]
-
-
-def test_exact_values_have_no_seeds() -> None:
-    measures = found_of("ambiguity").flat[0]["measures"]
-    assert measures["ambiguous"]["standard_error"] == 0.2
-    assert not any("per_seed" in values for values in measures.values())
-    assert len(found_of("readers").flat[0]["measures"]["held out"]["per_seed"]) == SEEDS
