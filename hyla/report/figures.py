@@ -143,7 +143,7 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
             cells.append(with_error(*(expected[place] or (None, None))))
         body.append(cells)
     view.table = Table(head, body)
-    view.drawing, panels = _panels(len(columns), 5.2, 0.7 + 0.26 * len(lines), columns=2)
+    view.drawing, panels = _panels(len(columns), 5.2, 0.9 + 0.26 * len(lines), columns=2)
     for axes, column in zip(panels, columns, strict=True):
         there = [(row, "here") for line in lines if (row := ours.get((line, column)))]
         there += [(row, "as published") for line in lines if (row := theirs.get((line, column)))]
@@ -152,12 +152,12 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
         axes.set_xlabel("percent" if figure.percent else "")
         if axes is not panels[0]:
             axes.set_yticklabels([])
-    view.notes = [
-        "A pale dot is a seed, a blue circle our mean, "
-        + ("an orange square our mean as published, " if theirs else "")
-        + "a grey diamond the paper's; bars are standard errors.",
-        *notes(rows),
-    ]
+    looks = [(OURS, "o", "here"), *([(PUBLISHED, "s", "as published")] * bool(theirs))]
+    for colour, shape, name in (*looks, (GREY, "D", "paper")):
+        panels[0].plot([], [], shape, color=colour, label=f"{name}, standard error")
+    panels[0].plot([], [], "o", color=OURS, alpha=0.45, markersize=4, label="a seed")
+    _legend(view.drawing, panels[0])
+    view.notes = notes(rows)
     view.alt = f"{figure.title}: {len(rows)} means with every seed, beside the paper's values"
 
 
@@ -276,6 +276,9 @@ def _bars(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> 
             place += width * (groups.index(None if None in groups else colour) + 0.5) - 0.4
             look = {"color": _look(colour, colours)["color"]}
             _bar(axes, place, row.measures[figure.y], 0.85 * width, look)
+            if groups == [None]:
+                values = row.measures[figure.y].values
+                axes.plot([place] * len(values), values, "o", color=INK, markersize=3)
             if control in row.measures and _mean(row, control) is not None:
                 pale = look | {"alpha": 0.35, "hatch": "///"}
                 _bar(axes, place, row.measures[control], 0.85 * width, pale)
@@ -515,7 +518,7 @@ def _svg(drawing: "Drawing", alt: str) -> str:
 
     salt, memory = alt, BytesIO()
     with rc_context({**STYLE, "svg.hashsalt": salt}):
-        drawing.savefig(memory, format="svg", dpi=80, transparent=True, metadata={"Date": None})
+        drawing.savefig(memory, format="svg", dpi=72, transparent=True, metadata={"Date": None})
     text = memory.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
