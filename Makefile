@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup reproduce test test-gpu check-kernels sanitize lint type format clean
+.PHONY: setup reproduce test test-gpu check-kernels sanitize docs lint type format clean
 
 setup: .venv/installed
 
@@ -30,6 +30,11 @@ check-kernels: setup
 sanitize: setup
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=tests $(BIN)/python tests/sanitized.py
+
+# The site in build/docs. Tutorials are run; a warning is an error.
+docs: setup
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "The site: build/docs/index.html"
 
 lint: setup
 	$(BIN)/ruff check .

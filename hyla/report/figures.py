@@ -84,6 +84,10 @@ class View:
         """The drawing as an element of HTML."""
         return "" if self.drawing is None else _svg(self.drawing, self.alt)
 
+    def _repr_html_(self) -> str:
+        """Show the drawing in a notebook."""
+        return self.svg
+
 
 def draw(figure: Figure, results: Results) -> View:
     """Draw a declared figure."""
