@@ -121,3 +121,18 @@ def test_the_readme_lists_every_kind_and_make_target() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"make (\w+)", README):
         assert target in targets
+
+
+def test_types_are_seen_from_outside(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\nfrom hyla import MultiHeadAttention, attend\n"
+        "layer = MultiHeadAttention(8, 2)\n"
+        "good: torch.Tensor = layer.codes(torch.randn(1, 3, 8))\n"
+        "bad: str = attend(good, good, good)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    errors = [line for line in result.stdout.splitlines() if ": error: " in line]
+    assert len(errors) == 1, result.stdout
+    assert "program.py:5: error: Incompatible types" in errors[0]
