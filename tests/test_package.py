@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hyla
 from hyla.report import load
 from hyla.report.markdown import BLOCKS, blocks_in, filled
@@ -83,8 +85,11 @@ def test_public_names_have_docstrings_and_exist() -> None:
             assert thing.__doc__, name
 
 
-def test_the_readme_examples_run(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/layer.md", "docs/training.md", "docs/dropout.md"]
+)
+def test_examples_run(name: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
         run(block, tmp_path)

@@ -7,7 +7,7 @@
 # # From clone to the first figure
 #
 # `make setup` installs everything into `.venv`. The results of all our trainings are in `results/`, so the first figure needs no
-# training: table 1 of the paper on fuzzy logic.
+# training: three rows of the paper's table 1, on fuzzy logic.
 
 # %%
 from pathlib import Path

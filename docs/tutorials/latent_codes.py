@@ -6,8 +6,8 @@
 # %% [markdown]
 # # Latent codes of a trained model
 #
-# A latent code is the scores of all heads for one query and one key. We collect codes of a packaged HYLA model that solves SRAVEN and ask
-# what they reveal.
+# A latent code is the scores of all heads for one query and one key. We collect codes of a packaged HYLA model, trained on SRAVEN,
+# and ask what they reveal.
 
 # %%
 from hyla.analysis import collect_run, decode, explained

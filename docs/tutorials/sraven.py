@@ -36,7 +36,7 @@ right = (solution.best == batch.targets).all(dim=-1).float().mean()
 print(f"ambiguous: {solution.ambiguous.float().mean():.2f}, best answer right: {right:.2f}")
 
 # %% [markdown]
-# A quarter of the instances has several consistent answers, so nobody can be right more than about 93 % of the time.
+# A quarter of the instances have several consistent answers, so no solver is right more than about 93 % of the time.
 #
 # A model sees one-hot symbols in reading order and four empty tokens for the answer. Any PyTorch loop can train on them:
 

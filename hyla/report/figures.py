@@ -135,7 +135,7 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
     theirs = {(row.axes[figure.x], row.axes[figure.y]): row for row in results.as_published}
     head, body = [spoken(figure.x)], []
     for column in columns:
-        names = ["here", *(["as published"] * bool(theirs)), "paper"]
+        names = ["as described", *(["authors' code"] * bool(theirs)), "paper"]
         head += [f"{shown(column)}: {name}" for name in names]
     for line in lines:
         cells = [shown(line)]
@@ -156,9 +156,10 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
         axes.set_xlabel("percent" if figure.percent else "")
         if axes is not panels[0]:
             axes.set_yticklabels([])
-    looks = [(OURS, "o", "here"), *([(PUBLISHED, "s", "as published")] * bool(theirs))]
-    for colour, shape, name in (*looks, (GREY, "D", "paper")):
-        panels[0].plot([], [], shape, color=colour, label=f"{name}, standard error")
+    looks = [(OURS, "o", "here, as described")]
+    looks += [(PUBLISHED, "s", "here, as the authors' code")] * bool(theirs)
+    for colour, shape, name in (*looks, (GREY, "D", "the paper")):
+        panels[0].plot([], [], shape, color=colour, label=name)
     panels[0].plot([], [], "o", color=OURS, alpha=0.45, markersize=4, label="a seed")
     _legend(view.drawing, panels[0])
     view.notes = notes(rows)

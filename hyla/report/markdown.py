@@ -19,7 +19,7 @@ def _table(found: Sequence[Results]) -> Iterator[str]:
     (results,) = (one for one in found if one.experiment is ABLATION)
     ours = {(row.axes["row"], row.axes["task"]): row for row in results.rows}
     theirs = {(row.axes["row"], row.axes["task"]): row for row in results.as_published}
-    columns = "as described | as published | paper"
+    columns = "as described | authors' code | paper"
     yield f"| held out, percent | fuzzy logic, R2: {columns} | SRAVEN, accuracy: {columns} |"
     yield "|---" * 7 + "|"
     for kinds, papers in ROWS.items():
