@@ -67,7 +67,7 @@ def analyse(
 
     A logistic regression is fitted to training tasks and measured on held-out ones, beside a
     control with shuffled labels. For SRAVEN, the command also prints how often the answers tell
-    addition from subtraction, and how many stay if a complete row is swapped for another instance's.
+    addition from subtraction, and how many stay if a complete row is swapped for another's.
 
     Args:
         name_or_path: A run folder, or the name of a packaged model, such as sraven-hyla.
