@@ -17,7 +17,7 @@ from hyla.experiments import EXPERIMENTS, HEADLINES
 from hyla.experiments.judge import NOT_TESTED, OUTCOMES, SUPPORTED, judge
 from hyla.experiments.paper.ablation import ROWS, title
 from hyla.experiments.spec import Claim, Contrast, Figure, Row, Term, above, at_most
-from hyla.report import load, render, write
+from hyla.report import _page, load, render, write
 from hyla.report.content import (
     Content,
     collect,
@@ -287,3 +287,25 @@ def test_the_published_results_are_drawn(published: Content) -> None:
 def test_the_page_of_the_published_results_is_small() -> None:
     root = Path(__file__).parents[1]
     assert len(render(root / "no-runs", root / "results")) < 2e6
+
+
+def test_local_results_stand_first(tmp_path: Path) -> None:
+    """A run of one's own is listed once, beside the paper's value; nothing is said of others."""
+    trained, analysed = records(EXPERIMENTS["ablation"])
+    mine = [replace(one, path=tmp_path) for one in trained]
+    results = collect(EXPERIMENTS["ablation"], Store([], mine, analysed))
+    page = _page(Content([results], [], [], tmp_path))
+    yours = page.index('id="yours"')
+    assert yours < page.index('id="ablation"')
+    assert page.count("<svg") == 1
+    assert "63.3 ± 2.3" in page[yours : page.index('id="ablation"')]
+    assert "Published results were trained" not in page
+
+
+def test_numbers_in_the_alternative_text_are_rounded_not_cut() -> None:
+    rows = [row_at("hyla", 0.0571, 0.0573, 0.0575)]
+    headline = replace(HEADLINES[0], places={"HYLA": {"kind": "hyla"}})
+    view = draw_headline(headline, rows)
+    (label,) = re.findall('aria-label="([^"]*)"', view.svg)
+    assert f"HYLA {mean_of(rows[0].main)}" in label
+    assert "0.057" in label

@@ -222,14 +222,17 @@ __device__ inline void copy_pairs(float* to, const float* pairs, size_t row_step
   }
 }
 
-// Two sets of columns: one is used while the other is filled.
+// Two sets of columns: one is used while the other is filled. The factors follow the biases.
+constexpr int BIASES = BIAS ? CHUNK * BLOCK_ROWS * HEADS : 0;
+constexpr int OF_PAIRS = BIASES + (FACTORS ? CHUNK * BLOCK_ROWS : 0);
+
 struct Columns {
   Unit d[CHUNK * LANES * UNITS<D>], v[CHUNK * LANES * UNITS<V>];
-  alignas(16) float bias[BIAS ? CHUNK * BLOCK_ROWS * HEADS : 1];
-  float factors[FACTORS ? CHUNK * BLOCK_ROWS : 1];
+  alignas(16) float bias[OF_PAIRS ? OF_PAIRS : 1];
 
+  __device__ float* factors() { return bias + BIASES; }
   __device__ float factor(int column, int row) const {
-    return FACTORS ? factors[column * BLOCK_ROWS + row % BLOCK_ROWS] : 1.f;
+    return FACTORS ? bias[BIASES + column * BLOCK_ROWS + row % BLOCK_ROWS] : 1.f;
   }
 };
 
@@ -519,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       if (pass == 1) copy_tokens<V>(to.v, v, p, keys, start);
       if constexpr (BIAS)
         copy_pairs<HEADS>(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
-      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, keys, queries, 1, keys, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors(), member_factors, keys, queries, 1, keys, start);
     }
     end_group_of_copies();
   };
@@ -653,7 +656,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       copy_tokens<V>(to.v, v, p, keys, start);
       if constexpr (BIAS)
         copy_pairs<HEADS>(to.bias, member_bias, (size_t)keys * HEADS, queries, HEADS, keys, start);
-      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, keys, queries, 1, keys, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors(), member_factors, keys, queries, 1, keys, start);
     }
     end_group_of_copies();
   };
@@ -752,7 +755,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       copy_tokens<V>(to.v, grad, p, queries, start);
       if constexpr (BIAS)
         copy_pairs<HEADS>(to.bias, member_bias, HEADS, keys, (size_t)keys * HEADS, queries, start);
-      if constexpr (FACTORS) copy_pairs<1>(to.factors, member_factors, 1, keys, keys, queries, start);
+      if constexpr (FACTORS) copy_pairs<1>(to.factors(), member_factors, 1, keys, keys, queries, start);
     }
     end_group_of_copies();
   };

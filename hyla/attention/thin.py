@@ -71,7 +71,7 @@ class _Problem:
         group = self._group(name)
         held, width = -(-heads * self.slices // group), self.q.element_size()
         units = sum(-(-held * s * width // 16) | 1 for s in (size, value_size))
-        per_pair = heads if self.factors is None else heads + 2  # one of them for padding
+        per_pair = heads if self.factors is None else heads + 2  # one for the padding of the struct
         token_bytes = 2 * (LANES * 16 * units + 4 * warps * rows * per_pair)
         deep_bytes = 0 if self.deep is None else 16 * group * (-(-held * value_size**2 // 4) | 1)
         defines = {

@@ -341,7 +341,7 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
                         paper = "{:.1f} ± {:.1f}".format(*row.paper)
                     lines.setdefault(place, {"paper": paper})[name] = _shown(row.main)
     if options.preset == AS_DESCRIBED and not options.tiny:
-        for row in rows_as_published(experiment, store, options.only):
+        for row in rows_as_published(experiment, store, options.only, theirs):
             place = tuple(str(row.axes.get(axis, "")) for axis in experiment.axes)
             lines.setdefault(place, {})[AS_CODE] = _shown(row.main)
     table = Table()
@@ -360,11 +360,18 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
     preset = "" if options.preset == AS_DESCRIBED else f", {options.preset}"
     console.print(f"{experiment.title} ({experiment.where}{preset})", soft_wrap=True, markup=False)
     console.print(table)
+    console.print(" ".join(_notes(options)), soft_wrap=True, markup=False)
+
+
+def _notes(options: Options) -> list[str]:
+    """What a reader of the table must know."""
     notes = ["A test of the machinery with tiny models."] if options.tiny else []
     notes += ["Mean ± standard error in percent (seeds)."]
+    if options.plan.choose_by != DEFAULT_PLAN.choose_by:
+        notes += ["Published: points of which every setting is published, the best by held-out."]
     if options.results is not None and not options.results.exists():
         notes.append(f"No published results: there is no folder {options.results}.")
-    console.print(" ".join(notes), soft_wrap=True, markup=False)
+    return notes
 
 
 def _is_mixed(row: Row) -> bool:

@@ -136,6 +136,20 @@ def chosen_trainings(point: Point, plan: Plan, store: Store) -> dict[int, Traine
         seed += 1
 
 
+def is_complete(point: Point, plan: Plan, store: Store) -> bool:
+    """Whether a point has a training and every analysis, at least of one seed."""
+    found = chosen_trainings(point, plan, store)
+    if point.config is not None and not found:
+        return False
+    return all(
+        any(
+            store.analysis(key, analysis.name, analysis.settings)
+            for key in subjects(point, analysis, plan, found).values()
+        )
+        for analysis in point.analyses
+    )
+
+
 def rows(point: Point, plan: Plan, store: Store) -> list[Row]:
     """Make the rows of a point: one of its trainings, or those of the analyses of their weights."""
     found = chosen_trainings(point, plan, store)
@@ -237,7 +251,10 @@ def all_rows(experiment: Experiment, store: Store, plan: Plan = DEFAULT_PLAN) ->
 
 
 def rows_as_published(
-    experiment: Experiment, store: Store, only: dict[str, tuple[str, ...]] | None = None
+    experiment: Experiment,
+    store: Store,
+    only: dict[str, tuple[str, ...]] | None = None,
+    default: Plan = DEFAULT_PLAN,
 ) -> list[Row]:
     """Make rows of trainings as published: without a grid, of the setting chosen as described."""
     found: list[Row] = []
@@ -247,7 +264,7 @@ def rows_as_published(
     for described, point in pairs:
         if point.config is None:
             continue
-        plan = DEFAULT_PLAN
+        plan = default
         if choose(point, plan, store) is None and (chosen := choose(described, plan, store)):
             plan = replace(plan, setting=chosen[0])
         found += (row for row in rows(point, plan, store) if row.trainings)

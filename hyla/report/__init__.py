@@ -18,7 +18,7 @@ from hyla.experiments.spec import Row
 from hyla.files import new_file
 from hyla.report.content import Content, Results, evidence, load, outcomes, outcomes_of_paper
 from hyla.report.figures import Table, draw, draw_headline, save
-from hyla.report.text import duration, hyperparameters, places, rounded
+from hyla.report.text import duration, hyperparameters, mean_of, places, rounded, with_error
 from hyla.train.runs import RunState, list_runs
 
 __all__ = ["Content", "load", "render", "write", "write_figures"]
@@ -91,7 +91,22 @@ def _section(results: Results) -> SimpleNamespace:
         outcomes=outcomes(results.verdicts),
         views=[view for view in views if view.drawing is not None or view.table is not None],
         configuration=_configuration(results),
+        local=_local(results),
     )
+
+
+def _local(results: Results) -> Table:
+    """The results with local trainings, beside the paper's values."""
+    body = [
+        [
+            places(results.experiment.axes, row.axes),
+            mean_of(row.main),
+            with_error(*row.paper or (None, None)),
+        ]
+        for row in results.local
+        if row.measures and row.axes.get("label", "all") == "all"
+    ]
+    return Table(["result", "here", "paper"], body)
 
 
 def _configuration(results: Results) -> Table:
@@ -147,10 +162,12 @@ def _facts(content: Content) -> dict[str, str]:
         for one in row.trainings
         if one.path is None
     ]
-    days = sorted(origin.date[:10] for origin in origins if origin.date) or ["never"]
+    days = sorted(origin.date[:10] for origin in origins if origin.date)
+    if not days:
+        return {}
     return {
         "days": " to ".join(dict.fromkeys((days[0], days[-1]))),
-        "devices": ", ".join(dict.fromkeys(origin.device for origin in origins)) or "no device",
+        "devices": ", ".join(dict.fromkeys(origin.device for origin in origins)),
     }
 
 

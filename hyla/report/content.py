@@ -8,7 +8,13 @@ from typing import Any
 
 from hyla.experiments import EXPERIMENTS, HEADLINES
 from hyla.experiments.judge import NOT_TESTED, OUTCOMES, Verdict, judge
-from hyla.experiments.rows import DEFAULT_PLAN, points_of, rows, rows_as_published
+from hyla.experiments.rows import (
+    DEFAULT_PLAN,
+    is_complete,
+    points_of,
+    rows,
+    rows_as_published,
+)
 from hyla.experiments.run import RESULTS, RUNS
 from hyla.experiments.spec import Axes, Claim, Contrast, Experiment, Headline, Row
 from hyla.report.text import places
@@ -22,7 +28,8 @@ class Results:
     """The results of an experiment.
 
     as_published: rows of trainings that follow the authors' code. expected: the axes of every
-    point with the paper's mean and standard error, if it gives them. measured: points with a row.
+    point with the paper's mean and standard error, if it gives them. measured: how many points
+    have their row and all of their analyses.
     """
 
     experiment: Experiment
@@ -82,7 +89,7 @@ def collect(experiment: Experiment, store: Store) -> Results:
         found,
         [] if experiment.is_demo else rows_as_published(experiment, store),
         [(point.axes, point.paper) for point in points],
-        sum(map(bool, each)),
+        sum(is_complete(point, DEFAULT_PLAN, store) for point in points),
         [(claim, judge(claim, found)) for claim in experiment.claims],
     )
 

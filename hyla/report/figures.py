@@ -127,7 +127,7 @@ def draw_headline(headline: Headline, rows: Sequence[Row]) -> View:
 
 def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> None:
     """Our values beside the paper's, as a table and as dots."""
-    if not rows:
+    if not rows and not results.as_published:
         return
     expected = {(axes[figure.x], axes[figure.y]): paper for axes, paper in results.expected}
     lines, columns = (list(dict.fromkeys(key[i] for key in expected)) for i in (0, 1))
@@ -390,7 +390,7 @@ def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) 
 
 def _matrix(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> None:
     """A heat map for each row."""
-    there = [row for row in rows if "matrix" in row.picture]
+    there = [row for row in rows if row.picture.get("matrix")]
     if not there:
         return
     axes_names = [name for name in results.experiment.axes if name not in figure.where]
@@ -535,13 +535,13 @@ def _svg(drawing: "Drawing", alt: str) -> str:
         r' transform="rotate\(-0 [^"]*"',
     ):
         text = re.sub(useless, "", text)
+    text = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_fewer_colours, text)
+    text = re.sub(r'="[^"]*"', _shorter, text)
     width, height = (round(96 * size) for size in drawing.get_size_inches())
     box = f'viewBox="0 0 {width * 0.75:g} {height * 0.75:g}" width="{width}"'
     label = f'role="img" aria-label="{html.escape(alt)}"'
     linked = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
     text = re.sub(r"<svg [^>]*>", lambda _: f"<svg {label} {box} {linked}>", text, count=1)
-    text = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_fewer_colours, text)
-    text = re.sub(r'="[^"]*"', _shorter, text)
     return re.sub(r"\n\s*", "\n", text.replace(INK, "currentColor"))
 
 
