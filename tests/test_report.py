@@ -207,11 +207,11 @@ def test_markup_in_results_stays_text_and_links_lead_somewhere(tmp_path: Path) -
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs, results = write_results(tmp_path, ("ablation", "heads", "ambiguity"), HOSTILE)
+    runs, results = write_results(tmp_path, ("heads", "ambiguity"), HOSTILE)
     output, figures = tmp_path / "page.html", tmp_path / "figures"
     report(output, runs, results, figures)
     assert f"Page: {output}" in capsys.readouterr().out
-    names = {"ablation", "ambiguity-2", "ambiguity", "heads-2", "heads-3", "heads"}
+    names = {"ambiguity-2", "ambiguity", "heads-2", "heads-3", "heads"}
     files = {path.name for path in figures.iterdir()}
     assert files >= {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert (figures / "heads.png").read_bytes()[1:4] == b"PNG"
