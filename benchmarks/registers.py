@@ -126,9 +126,7 @@ def main() -> None:
     options = parser.parse_args()
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        raise SystemExit(
-            "no nvcc: install the CUDA toolkit, of which this needs the compiler alone"
-        )
+        raise SystemExit("nvcc was not found: install the compiler of the CUDA toolkit")
     limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
     wrong = False
     for name, spilled, registers in measured(options.shape, nvcc):

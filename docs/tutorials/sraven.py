@@ -6,7 +6,7 @@
 # %% [markdown]
 # # SRAVEN in ten minutes
 #
-# SRAVEN is a symbolic version of Raven's matrices: eight panels are shown, the ninth is asked for. Each of its features follows a rule.
+# SRAVEN is a symbolic version of Raven's matrices: the model sees eight panels and predicts the ninth. Each feature follows a rule.
 
 # %%
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig

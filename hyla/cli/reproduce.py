@@ -368,7 +368,7 @@ def _notes(options: Options) -> list[str]:
     notes = ["A test of the machinery with tiny models."] if options.tiny else []
     notes += ["Mean ± standard error in percent (seeds)."]
     if options.plan.choose_by != DEFAULT_PLAN.choose_by:
-        notes += ["Published: points of which every setting is published, the best by held-out."]
+        notes += ["The published column shows only points with a fully published grid."]
     if options.results is not None and not options.results.exists():
         notes.append(f"No published results: there is no folder {options.results}.")
     return notes

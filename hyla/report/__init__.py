@@ -17,7 +17,8 @@ from hyla.experiments.run import RESULTS, RUNS
 from hyla.experiments.spec import Row
 from hyla.files import new_file
 from hyla.report.content import Content, Results, evidence, load, outcomes, outcomes_of_paper
-from hyla.report.figures import Table, draw, draw_headline, save
+from hyla.report.drawing import save
+from hyla.report.figures import Table, draw, draw_headline
 from hyla.report.text import duration, hyperparameters, mean_of, places, rounded, with_error
 from hyla.train.runs import RunState, list_runs
 

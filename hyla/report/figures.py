@@ -1,18 +1,32 @@
-"""Declared figures, drawn with matplotlib: SVG for the page, PNG and SVG as files."""
+"""Declared figures, drawn with matplotlib; `drawing` has what they share."""
 
-import html
 import math
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from hyla.analysis.baselines import CEILING
-from hyla.attention.variants import KINDS
 from hyla.experiments.spec import Figure, Headline, Row
 from hyla.report.content import Results
+from hyla.report.drawing import (
+    COLUMNS,
+    FIXED,
+    GREY,
+    HEIGHT,
+    INK,
+    OURS,
+    PUBLISHED,
+    STYLE,
+    WIDTH,
+    add_legend,
+    limits,
+    look_of,
+    look_of_many,
+    panels_for,
+    short,
+    to_svg,
+)
 from hyla.report.text import (
     is_number,
     mark,
@@ -25,34 +39,14 @@ from hyla.report.text import (
     with_error,
 )
 from hyla.statistics import Sample
-from hyla.tasks.sraven import RULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-# After Okabe and Ito (2008), told apart by the colour-blind, on white and on black.
-PALETTE = (
-    "#0072B2", "#D55E00", "#009E73", "#B5598F", "#A67C00", "#3D9BD1", "#8A6FD1", "#7A8088",
-)  # fmt: skip
-MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
-OURS, PUBLISHED, GREY = PALETTE[0], PALETTE[1], "#858b94"
-INK = "#010203"  # becomes the colour of the page's text
-FIXED = {name: i for i, name in enumerate(KINDS)} | {rule: i for i, rule in enumerate(RULES)}
-FIXED |= {kind.title: i for i, kind in enumerate(KINDS.values())}
 CONTROL = ", labels shuffled"
-WIDTH, HEIGHT = 3.6, 2.7  # of a panel, in inches
-COLUMNS = 3
 SHORT = 20  # letters of a label beside others
 MOST_CLASSES, MOST_POINTS, MOST_MAPS = 16, 400, 12  # of codes
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "hyla", "text.parse_math": False, "font.size": 9,
-    "font.family": "sans-serif", "axes.titlesize": 9, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False,
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class View:
     @property
     def svg(self) -> str:
         """The drawing as an element of HTML."""
-        return "" if self.drawing is None else _svg(self.drawing, self.alt)
+        return "" if self.drawing is None else to_svg(self.drawing, self.alt)
 
     def _repr_html_(self) -> str:
         """Show the drawing in a notebook."""
@@ -111,7 +105,7 @@ def draw_headline(headline: Headline, rows: Sequence[Row]) -> View:
         if row is not None and headline.measure in row.measures:
             there.append((name, row))
     with rc_context(STYLE | {"font.size": 8}):
-        view.drawing, (axes,) = _panels(1, 2.5, 0.62 + 0.21 * len(there))
+        view.drawing, (axes,) = panels_for(1, 2.5, 0.62 + 0.21 * len(there))
         _dots(axes, [name for name, _ in there], [("here", row) for _, row in there],
               headline.measure)  # fmt: skip
         for i, (_, row) in enumerate(there):
@@ -147,12 +141,12 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
             cells.append(with_error(*(expected[place] or (None, None))))
         body.append(cells)
     view.table = Table(head, body)
-    view.drawing, panels = _panels(len(columns), 5.2, 0.9 + 0.26 * len(lines), columns=2)
+    view.drawing, panels = panels_for(len(columns), 5.2, 0.9 + 0.26 * len(lines), columns=2)
     for axes, column in zip(panels, columns, strict=True):
         there = [(row, "here") for line in lines if (row := ours.get((line, column)))]
         there += [(row, "as published") for line in lines if (row := theirs.get((line, column)))]
         _dots(axes, lines, [(kind, row) for row, kind in there], "", figure.x)
-        axes.set_title(_short(shown(column)))
+        axes.set_title(short(shown(column)))
         axes.set_xlabel("percent" if figure.percent else "")
         if axes is not panels[0]:
             axes.set_yticklabels([])
@@ -161,7 +155,7 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
     for colour, shape, name in (*looks, (GREY, "D", "the paper")):
         panels[0].plot([], [], shape, color=colour, label=name)
     panels[0].plot([], [], "o", color=OURS, alpha=0.45, markersize=4, label="a seed")
-    _legend(view.drawing, panels[0])
+    add_legend(view.drawing, panels[0])
     view.notes = notes(rows)
     view.alt = f"{figure.title}: {len(rows)} means with every seed, beside the paper's values"
 
@@ -193,7 +187,7 @@ def _dots(
         if row.paper and not published and measure in ("", next(iter(row.measures))):
             axes.errorbar(row.paper[0], y - 0.25, xerr=row.paper[1], fmt="D", color=GREY,
                           markerfacecolor="none", markersize=4, linewidth=1)  # fmt: skip
-    axes.set_yticks(range(len(names)), [_short(shown(name)) for name in names])
+    axes.set_yticks(range(len(names)), [short(shown(name)) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
 
@@ -205,7 +199,7 @@ def _lines(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
         return
     facets, colours = _values(there, figure.facet), _values(there, figure.colour)
     ticks = _values(there, figure.x)
-    view.drawing, panels = _panels(len(facets))
+    view.drawing, panels = panels_for(len(facets))
     ends = _ends(there, figure.y)
     for axes, facet in zip(panels, facets, strict=True):
         inside = [row for row in there if row.axes.get(figure.facet) == facet]
@@ -217,19 +211,19 @@ def _lines(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
                 [ticks.index(row.axes[figure.x]) for row in mine],
                 [math.nan if one.mean is None else one.mean for one in samples],
                 yerr=[one.standard_error or 0.0 for one in samples], capsize=2,
-                linewidth=1.5, markersize=4.5, **_look(colour, colours),
-                label=_short(places([figure.colour], {figure.colour: colour}))
+                linewidth=1.5, markersize=4.5, **look_of(colour, colours),
+                label=short(places([figure.colour], {figure.colour: colour}))
                 if axes is panels[0] else "",
             )  # fmt: skip
         if figure.ceiling:
             ends += _ceiling(axes, inside, figure.x, ticks, labelled=axes is panels[0])
-        axes.set_xticks(range(len(ticks)), [_short(shown(tick)) for tick in ticks])
+        axes.set_xticks(range(len(ticks)), [short(shown(tick)) for tick in ticks])
         axes.set_xlabel(spoken(figure.x))
-        axes.set_ylim(*_limits(ends, percent=figure.percent))
+        axes.set_ylim(*limits(ends, percent=figure.percent))
         if figure.facet:
-            axes.set_title(_short(places([figure.facet], {figure.facet: facet})))
+            axes.set_title(short(places([figure.facet], {figure.facet: facet})))
     panels[0].set_ylabel(f"{figure.y}, percent" if figure.percent else figure.y)
-    _legend(view.drawing, panels[0])
+    add_legend(view.drawing, panels[0])
     view.alt = f"{figure.title}: {figure.y} over {spoken(figure.x)}"
     shown_axes = [axis for axis in results.experiment.axes if any(axis in r.axes for r in there)]
     body = [
@@ -272,14 +266,14 @@ def _bars(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> 
     groups = [None] if figure.x == figure.colour else colours
     many = len(labels) * len(groups) > 18
     size = (11.0 if many else WIDTH, HEIGHT)
-    view.drawing, panels = _panels(len(facets), *size, columns=1 if many else COLUMNS)
+    view.drawing, panels = panels_for(len(facets), *size, columns=1 if many else COLUMNS)
     control = figure.y + CONTROL
     for axes, facet in zip(panels, facets, strict=True):
         for row in (row for row in there if row.axes.get(figure.facet) == facet):
             colour = row.axes.get(figure.colour)
             width, place = 0.8 / len(groups), float(labels.index(row.axes[figure.x]))
             place += width * (groups.index(None if None in groups else colour) + 0.5) - 0.4
-            look = {"color": _look(colour, colours)["color"]}
+            look = {"color": look_of(colour, colours)["color"]}
             _bar(axes, place, row.measures[figure.y], 0.85 * width, look)
             if groups == [None]:
                 values = row.measures[figure.y].values
@@ -287,17 +281,17 @@ def _bars(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> 
             if control in row.measures and _mean(row, control) is not None:
                 pale = look | {"alpha": 0.35, "hatch": "///"}
                 _bar(axes, place, row.measures[control], 0.85 * width, pale)
-        axes.set_xticks(range(len(labels)), [_short(shown(label), SHORT) for label in labels])
+        axes.set_xticks(range(len(labels)), [short(shown(label), SHORT) for label in labels])
         if many or max(len(shown(label)) for label in labels) > 10:
             axes.tick_params(axis="x", labelrotation=35)
-        axes.set_ylim(*_limits(_ends(there, figure.y), percent=figure.percent))
-        axes.set_title(_short(places([figure.facet], {figure.facet: facet})))
+        axes.set_ylim(*limits(_ends(there, figure.y), percent=figure.percent))
+        axes.set_title(short(places([figure.facet], {figure.facet: facet})))
         axes.set_ylabel(f"{figure.y}{', percent' * figure.percent}")
     if groups != [None]:
         for colour in colours:
-            name = _short(places([figure.colour], {figure.colour: colour}))
-            panels[0].plot([], [], "s", color=_look(colour, colours)["color"], label=name)
-        _legend(view.drawing, panels[0])
+            name = short(places([figure.colour], {figure.colour: colour}))
+            panels[0].plot([], [], "s", color=look_of(colour, colours)["color"], label=name)
+        add_legend(view.drawing, panels[0])
     has_control = any(control in row.measures for row in there)
     view.notes = ["Pale, hatched bars are the control, fitted to shuffled labels."] * has_control
     names = [figure.y, control] if has_control else [figure.y]
@@ -360,7 +354,7 @@ def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) 
     if len(there) > MOST_MAPS:
         view.notes = [f"{MOST_MAPS} of {len(there)} maps."]
         there = [there[i * (len(there) - 1) // (MOST_MAPS - 1)] for i in range(MOST_MAPS)]
-    view.drawing, panels = _panels(len(there), 2.3, 2.3, columns=4)
+    view.drawing, panels = panels_for(len(there), 2.3, 2.3, columns=4)
     for axes, row in zip(panels, there, strict=True):
         step = max(1, math.ceil(len(row.picture["x"]) / MOST_POINTS))
         x, y = row.picture["x"][::step], row.picture["y"][::step]
@@ -371,16 +365,16 @@ def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) 
         else:
             for one in classes:
                 chosen = [i for i, value in enumerate(values) if value == one]
-                look = _look(one, classes) if few else _many(one, classes)
+                look = look_of(one, classes) if few else look_of_many(one, classes)
                 axes.scatter(
                     [x[i] for i in chosen], [y[i] for i in chosen], s=7, color=look["color"],
                     marker=look["marker"], linewidths=0, rasterized=True,
-                    label=_short(shown(one)) if few and axes is panels[0] else None,
+                    label=short(shown(one)) if few and axes is panels[0] else None,
                 )  # fmt: skip
         axes.set_axis_off()
-        axes.set_title(_short(places(axes_names, row.axes)))
+        axes.set_title(short(places(axes_names, row.axes)))
     if few and not continuous:
-        _legend(view.drawing, panels[0])
+        add_legend(view.drawing, panels[0])
     if continuous:
         view.notes.append(f"Dark: low {figure.y}; bright: high.")
     elif not few:
@@ -399,21 +393,21 @@ def _matrix(view: View, figure: Figure, rows: Sequence[Row], results: Results) -
     top = max(-low, high)
     low, high = (-top, top) if low < 0 < high else (low, high)
     tallest = max(len(row.picture["labels"]) for row in there)
-    view.drawing, panels = _panels(len(there), 3.6, max(3.2, 0.16 * tallest))
+    view.drawing, panels = panels_for(len(there), 3.6, max(3.2, 0.16 * tallest))
     for axes, row in zip(panels, there, strict=True):
         matrix = [[v if is_number(v) else math.nan for v in line] for line in row.picture["matrix"]]
         drawn = axes.imshow(
             matrix, vmin=low, vmax=high, cmap="RdBu_r" if low < 0 else "cividis", aspect="auto",
             interpolation="nearest",
         )  # fmt: skip
-        names = [_short(shown(name), SHORT) for name in row.picture["labels"]]
+        names = [short(shown(name), SHORT) for name in row.picture["labels"]]
         if len(names) <= 40:
             axes.set_yticks(range(len(names)), names)
         if len(names) == len(matrix[0]) and row.axes.get("what") == "similarity":
             axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
         else:
             axes.set_xlabel("head, from 0")
-        axes.set_title(_short(places(axes_names, row.axes)))
+        axes.set_title(short(places(axes_names, row.axes)))
         view.drawing.colorbar(drawn, ax=axes, shrink=0.8)
         axes.spines[:].set_visible(False)
     view.alt = f"{figure.title}: {len(there)} matrices"
@@ -442,11 +436,6 @@ def _ends(rows: Sequence[Row], name: str) -> list[float]:
     return [mean + error for mean, error in each] + [mean - error for mean, error in each]
 
 
-def _short(text: str, longest: int = 45) -> str:
-    """A label that leaves room for the drawing."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
-
-
 def _values(rows: Sequence[Row], axis: str) -> list[Any]:
     """The values of an axis: numbers, kinds and rules sorted, other texts as they come."""
     found = list(dict.fromkeys(row.axes.get(axis) for row in rows)) if axis else [None]
@@ -460,111 +449,3 @@ def _order(value: Any) -> list[Any]:
     parts = re.split(r"(\d+)", str(value))
     number = value if is_number(value) else 0.0
     return [FIXED.get(str(value), 0), number, *(int(p) if p.isdecimal() else p for p in parts)]
-
-
-def _look(value: Any, values: Sequence[Any]) -> Any:
-    """Colour, marker and dash of a value; kinds and rules keep theirs in every figure."""
-    i = FIXED[value] if value in FIXED else values.index(value)
-    palette = PALETTE if value in FIXED else PALETTE[3:] + PALETTE[:3]
-    turn = i // len(palette)  # a repeated colour gets another marker and dash
-    return {
-        "color": palette[i % len(palette)],
-        "marker": MARKERS[(i + turn) % len(MARKERS)],
-        "linestyle": DASHES[turn % len(DASHES)],
-    }
-
-
-def _many(value: Any, values: Sequence[Any]) -> Any:
-    """Colour and marker of one of many classes."""
-    from matplotlib.colors import hsv_to_rgb
-
-    i = values.index(value)
-    colour = hsv_to_rgb(((i * 0.381966) % 1, 0.7, 0.6 + 0.15 * (i % 3)))
-    return {"color": tuple(colour.tolist()), "marker": "o"}
-
-
-def _limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
-    """The range of y. It includes 0; percentages above 60 extend it to 100."""
-    top, bottom = max(values, default=1.0), min(values, default=0.0)
-    if percent and bottom >= 0 and 60 < top <= 100:
-        return 0.0, 103.0
-    low = min(0.0, bottom) if percent or bottom > 0 else bottom
-    room = 0.08 * ((top - low) or 1.0)
-    return low - (room if low < 0 else 0.0), top + room
-
-
-def _panels(
-    count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = COLUMNS
-) -> "tuple[Drawing, list[Axes]]":
-    from matplotlib.figure import Figure as Drawing
-
-    across = min(columns, count)
-    down = math.ceil(count / across)
-    drawing = Drawing(figsize=(width * across, height * down), layout="constrained")
-    axes = drawing.subplots(down, across, squeeze=False).ravel().tolist()
-    for unused in axes[count:]:
-        unused.set_axis_off()
-    return drawing, axes[:count]
-
-
-def _legend(drawing: "Drawing", axes: "Axes") -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if len(handles) > 1:
-        columns = min(len(handles), max(1, int(drawing.get_figwidth() / 1.3)))
-        drawing.legend(
-            handles, labels, loc="outside lower center", ncols=columns, fontsize=8,
-            markerscale=1 if len(axes.lines) else 2.5,
-        )  # fmt: skip
-
-
-def _svg(drawing: "Drawing", alt: str) -> str:
-    """An element that takes the page's colour of text; ids are unique in the page."""
-    from matplotlib import rc_context
-
-    salt, memory = alt, BytesIO()
-    with rc_context({**STYLE, "svg.hashsalt": salt}):
-        drawing.savefig(memory, format="svg", dpi=72, transparent=True, metadata={"Date": None})
-    text = memory.getvalue().decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    for useless in (
-        r'(?<=<g) id="[^"]*"',
-        r' id="image[^"]*"',
-        r" font-family: [^;]*;",
-        r' clip-path="[^"]*"',
-        r' transform="rotate\(-0 [^"]*"',
-    ):
-        text = re.sub(useless, "", text)
-    text = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_fewer_colours, text)
-    text = re.sub(r'="[^"]*"', _shorter, text)
-    width, height = (round(96 * size) for size in drawing.get_size_inches())
-    box = f'viewBox="0 0 {width * 0.75:g} {height * 0.75:g}" width="{width}"'
-    label = f'role="img" aria-label="{html.escape(alt)}"'
-    linked = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
-    text = re.sub(r"<svg [^>]*>", lambda _: f"<svg {label} {box} {linked}>", text, count=1)
-    return re.sub(r"\n\s*", "\n", text.replace(INK, "currentColor"))
-
-
-def _with_fewer_colours(image: re.Match[str]) -> str:
-    """A PNG of 128 colours takes half."""
-    from PIL import Image
-
-    memory = BytesIO()
-    with Image.open(BytesIO(b64decode(image.group()))) as original:
-        fewer = original.convert("RGBA").quantize(128, Image.Quantize.FASTOCTREE)
-        fewer.save(memory, "png", optimize=True)
-    return b64encode(memory.getvalue()).decode()
-
-
-def _shorter(attribute: re.Match[str]) -> str:
-    """Two decimals of a coordinate are enough."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute.group())
-
-
-def save(drawing: "Drawing", handle: IO[bytes], file_format: str) -> None:
-    """Write a drawing as "svg" or "png", black on white, with the same bytes every time."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        metadata = {"Date": None} if file_format == "svg" else None
-        drawing.savefig(handle, format=file_format, dpi=150, metadata=metadata)
