@@ -19,7 +19,7 @@ def completion(rule: str, rows: list[list[int]], values: int, distinct: bool) ->
         symbols = {a0, b0, c0}
         if not distinct:
             fits = sorted((a0, b0, c0)) == sorted((a1, b1, c1)) and {a2, b2} <= symbols
-            return (a0 + b0 + c0 - a2 - b2) % values if fits else None
+            return min(symbols - {a2, b2} or symbols) if fits else None
         fits = len(symbols) == 3 and {a1, b1, c1} == symbols and a2 != b2 and {a2, b2} <= symbols
         return (symbols - {a2, b2}).pop() if fits else None
     if rule in ("addition", "subtraction"):

@@ -113,7 +113,9 @@ def solve(
         131072 on a GPU.
     rows: how many of the complete rows are looked at; with 1, only the first.
     distinct: whether distribute three takes three different symbols, as the generator's does. If
-        not, the complete rows need only hold the same symbols, and the last row some of them.
+        not, the complete rows need only hold the same symbols, and the last row some of them; the
+        answer is then the smallest symbol that the last row lacks, or the smallest of all. So the
+        authors' code does it.
 
     >>> task = Sraven(SravenConfig(), seed=0)
     >>> batch = task.batch("all", 100)
@@ -285,7 +287,14 @@ def _prescribed(
     steps = rules.new_tensor((*STEPS, 0, 0, 0))[rules]
     answer = torch.where(rules == ADDITION, a2 + b2, b2 + steps)
     answer = torch.where(rules == SUBTRACTION, a2 - b2, answer) % values
-    return torch.where(rules == DISTRIBUTE_THREE, (a0 + b0 + c0 - a2 - b2) % values, answer)
+    return torch.where(rules == DISTRIBUTE_THREE, _left_over((a0, b0, c0), (a2, b2)), answer)
+
+
+def _left_over(row: tuple[Tensor, ...], taken: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the smallest symbol of a row that is not taken, or its smallest if all are."""
+    ordered = _in_order(row)
+    left = ((ordered != taken[0]) & (ordered != taken[1])).byte()
+    return ordered.gather(0, left.argmax(dim=0, keepdim=True)).squeeze(0)
 
 
 def rule_log_likelihood(values: int, rows: int) -> Tensor:

@@ -42,7 +42,7 @@ class Statistics:
     ambiguous: the fraction of instances whose context fits several answers (the paper's words).
     ambiguous_every_feature: of those with an answer that differs from the true one everywhere.
     ambiguous_every_feature_loose: the same where distribute three need not take three different
-        symbols. The authors' code counts about so; for repeated symbols its answer differs.
+        symbols, as in the authors' code.
     ceiling: the accuracy of the most probable answer: under the prior of the instances' own split
         no solver does better on average.
     top_posterior: the mean probability of that answer; with that prior, the same but for chance.
