@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.tasks.sraven_solver import solve
+from hyla.tasks.sraven.solver import solve
 
 
 def check(device: str) -> None:

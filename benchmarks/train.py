@@ -21,8 +21,9 @@ from torch import Tensor
 
 from hyla import KINDS, MultiHeadAttention, native
 from hyla.attention.fused import BACKENDS
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import FEED_FORWARDS, sraven_model
-from hyla.train import RunConfig, fuzzy_logic_run, grid, sraven_run
+from hyla.train import RunConfig, grid
 from hyla.train.population import Population
 
 CHECKED_STEPS = 10

@@ -45,7 +45,9 @@ class Config:
             value, wanted = getattr(self, field.name), field.type
             if wanted is float and type(value) is int:
                 continue
-            if isinstance(wanted, type) and type(value) is not wanted:
+            if not isinstance(wanted, type) or type(value) is wanted:
+                continue
+            if not (issubclass(wanted, Config) and isinstance(value, wanted)):  # a task's own class
                 raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")
 
     def _check_at_least(self, minimum: int, *names: str) -> None:

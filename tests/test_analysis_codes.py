@@ -23,12 +23,12 @@ from hyla.analysis import (
     decode,
     load_codes,
 )
-from hyla.analysis.summary import CONTROL, _with_each_rule, analyse
+from hyla.experiments.paper.latent_codes import CONTROL, _with_each_rule, analyse
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE as FIRST
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, split_combinations
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.tasks.sraven import split_combinations as rule_combinations
 from hyla.train import load_run, train
-from hyla.train.population import FIRST_EVALUATION_INSTANCE as FIRST
 from hyla.train.store import read_run
 
 FUZZY = FuzzyLogicConfig(variables=3, examples=7, held_out=0.3)
@@ -84,8 +84,8 @@ def test_rules_and_answers_are_decoded_each_by_its_own_labels(
         return decode(train, test, label, **options)
 
     run(tiny_run("sraven", steps=7), tmp_path)
-    monkeypatch.setattr("hyla.analysis.summary.collect_run", planted)
-    monkeypatch.setattr("hyla.analysis.summary.decode", checked)
+    monkeypatch.setattr("hyla.experiments.paper.latent_codes.collect_run", planted)
+    monkeypatch.setattr("hyla.experiments.paper.latent_codes.decode", checked)
     found: dict[tuple[str, int, str], list[dict[str, float | None]]] = {}
     for trained in read_run(tmp_path)[:2]:
         for entry in analyse(trained, instances=256, mapped=40, shuffles=1, keys="self"):
@@ -276,7 +276,7 @@ def test_wrong_arguments_are_named() -> None:
     one, population = model(SRAVEN), stack([model(SRAVEN), model(SRAVEN)])
     for arguments, message in (
         ({"keys": "column"}, "keys: unknown name 'column'"),
-        ({"fixed": "query"}, "fixed: expected None"),
+        ({"fixed": "query"}, "probe of sraven: unknown name 'fixed'"),
         ({"batch": 0}, "batch: expected"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -285,7 +285,7 @@ def test_wrong_arguments_are_named() -> None:
         collect(population, SRAVEN, "train", 5, seed=0)
     with pytest.raises(ValueError, match="instances: expected"):
         collect(one, SRAVEN, "train", 0, seed=0)
-    with pytest.raises(ValueError, match="permute: expected False"):
+    with pytest.raises(ValueError, match="probe of fuzzy_logic: unknown name 'permute'"):
         collect(model(FUZZY), FUZZY, "train", 5, seed=0, permute=True)
     with pytest.raises(ValueError, match=r"split: unknown name"):
         collect(one, SRAVEN, "held-out", 5, seed=0)

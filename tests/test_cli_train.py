@@ -14,10 +14,11 @@ from test_cli_display import evaluation, member, progress
 
 from hyla import cli
 from hyla.config import Config
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import ModelConfig, sraven_model
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
-from hyla.train.config import Member, RunConfig, fuzzy_logic_run, grid, sraven_run
+from hyla.train.config import Member, RunConfig, grid
 from hyla.train.watch import Watcher
 
 MODEL = {

@@ -14,12 +14,12 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from hyla.tasks import export as export_module
-from hyla.tasks.export import FIELDS, export, records, solved
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
-from hyla.tasks.sraven_draw import FILLS, SHAPES, draw
-from hyla.tasks.sraven_solver import solve, unambiguous_batch
-from hyla.tasks.sraven_text import prompt, read_instance
+from hyla.tasks.sraven import export as export_module
+from hyla.tasks.sraven.draw import FILLS, SHAPES, draw
+from hyla.tasks.sraven.export import FIELDS, export, records, solved
+from hyla.tasks.sraven.solver import solve, unambiguous_batch
+from hyla.tasks.sraven.text import prompt, read_instance
 
 SMALL = SravenConfig(features=3, values=5)
 

@@ -12,7 +12,8 @@ import torch
 from helpers import ALL_KINDS, tiny_run
 from torch import Tensor
 
-from hyla.train import Member, RunConfig, fuzzy_logic_run, grid, sraven_run, train
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
+from hyla.train import Member, RunConfig, grid, train
 from hyla.train.placement import Placement, make_populations
 from hyla.train.population import Population
 

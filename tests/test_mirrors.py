@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hyla.train.config import Member, fuzzy_logic_run
+from hyla.experiments.paper.runs import fuzzy_logic_run
+from hyla.train.config import Member
 from hyla.train.mirrors import Mirror, TensorBoardMirror, WandbMirror, scalars
 
 CONFIG = fuzzy_logic_run((Member(warmup=10), Member(1, warmup=10)))

@@ -12,11 +12,12 @@ from helpers import ALL_KINDS, tiny_run
 from torch import Tensor
 
 from hyla import build
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.fuzzy_logic import FuzzyLogic, pooled_r2, r2
 from hyla.tasks.sraven import RULES, Sraven, accuracy
 from hyla.train import Member, RunConfig
 from hyla.train.optimiser import decayed_parameters, learning_rate
-from hyla.train.population import FIRST_EVALUATION_INSTANCE, Population
+from hyla.train.population import Population
 
 CPU = torch.device("cpu")
 TASKS = ("sraven", "fuzzy_logic")
@@ -209,7 +210,7 @@ def test_sraven_measures_by_hand(split: str, instances: int) -> None:
     with torch.no_grad():
         logits = population.model(batch.inputs)[..., -config.task.features :, :]
     for m, sums in enumerate(rows):
-        measures = population.objective.measures(sums, instances)
+        measures = population.tally.measures(sums)
         right = accuracy(logits[m], batch.targets[m])
         slots = logits[m].argmax(dim=-1) == batch.targets[m]
         assert measures["accuracy"] == pytest.approx(right.double().mean().item())
@@ -246,7 +247,7 @@ def test_fuzzy_logic_measures_by_hand(split: str) -> None:
     with torch.no_grad():
         predictions = population.model(batch.inputs)[..., -1, 0]
     for m, sums in enumerate(rows):
-        measures = population.objective.measures(sums, 53)
+        measures = population.tally.measures(sums)
         error = (predictions - batch.query_target)[m].square().mean()
         assert measures["loss"] == pytest.approx(error.item(), rel=1e-5)
         assert measures["r2"] == pytest.approx(r2(predictions, batch)[m].mean().item(), rel=1e-5)
@@ -326,13 +327,13 @@ def test_validation_takes_tasks_of_training_at_addresses_of_its_own(
 ) -> None:
     population = Population(tiny_run("sraven"), range(3), CPU, compiled=False)
     seen: list[tuple[str, int, int]] = []
-    batch = population.objective.task.batch
+    batch = population.task.batch
 
     def record(split: str, index: torch.Tensor) -> Any:
         seen.append((split, int(index.min()), int(index.max())))
         return batch(split, index)
 
-    monkeypatch.setattr(population.objective.task, "batch", record)
+    monkeypatch.setattr(population.task, "batch", record)
     for split in ("validation", "train", "held_out"):
         population.evaluate(split, 13)
     assert seen == [

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from synthetic import HOSTILE, records, results_of, write_results
 
-from hyla.analysis.baselines import CEILING
 from hyla.cli import main
 from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS, HEADLINES
 from hyla.experiments.judge import NOT_TESTED, OUTCOMES, SUPPORTED, judge
 from hyla.experiments.paper.ablation import ROWS, title
+from hyla.experiments.paper.baselines import CEILING
 from hyla.experiments.spec import Claim, Contrast, Figure, Row, Term, above, at_most
 from hyla.report import _page, load, render, write
 from hyla.report.content import (

@@ -27,7 +27,7 @@ print(batch.targets[0].tolist())
 # solver finds every set of rules and orders that fits the context, and how probable each answer is.
 
 # %%
-from hyla.tasks.sraven_solver import solve
+from hyla.tasks.sraven.solver import solve
 
 hard = Sraven(SravenConfig(), seed=0)
 batch = hard.batch("train", range(1000))

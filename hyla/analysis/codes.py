@@ -32,6 +32,7 @@ class Codes:
     codes: float32 `[layers, instances, heads]`. layers: their numbers in the model, from 0.
     labels: by name, arrays whose first axis is that of the instances.
     names: of the values 0, 1, 2 .. of a label, where they have names.
+    uses: what each label is good for, see `hyla.tasks.base.Label`; not saved.
 
     >>> codes = Codes(np.zeros((2, 5, 3)), (0, 1), {"rule": np.array([0, 1, 1, 0, 1])})
     >>> codes.layer(-1).shape, codes.take(codes.labels["rule"] == 1).codes.shape
@@ -42,6 +43,7 @@ class Codes:
     layers: tuple[int, ...]
     labels: Mapping[str, Array] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codes", to_numpy(self.codes))
@@ -98,12 +100,16 @@ class Codes:
         found, numbers = np.unique(values, return_inverse=True)
         return tuple(map(str, found)), numbers.reshape(values.shape)
 
+    def labels_to(self, use: str) -> list[str]:
+        """Return the labels to "decode", to "explain" the codes with, or to "colour" a map with."""
+        return [name for name in self.labels if use in self.uses.get(name, ())]
+
     def take(self, index: Array | Sequence[int]) -> "Codes":
         """These instances only: their numbers, or a boolean for each."""
         index = np.asarray(index)
         index = index if index.size else index.astype(np.intp)  # an empty list has real numbers
         labels = {name: values[index] for name, values in self.labels.items()}
-        return Codes(self.codes[:, index], self.layers, labels, self.names)
+        return Codes(self.codes[:, index], self.layers, labels, self.names, self.uses)
 
     def save(self, file: IO[bytes] | Path | str) -> None:
         """Writes a NumPy `.npz` file: `codes`, `layers`, and every label as `label NAME`."""

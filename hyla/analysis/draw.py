@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyla.analysis.codes import Array, Codes
+from hyla.drawing import COLOURS, INK
 from hyla.errors import bad_value
-from hyla.tasks.sraven_draw import COLOURS, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ MAX_LEGEND = 16  # classes; more of them are told by colours alone
 def draw_embedding(points: Array, codes: Codes, labels: Sequence[str], title: str = "") -> "Figure":
     """A figure of embedded codes `[instances, 2]`, a panel for each label.
 
-    Save it with `hyla.tasks.sraven_draw.save`.
+    Save it with `hyla.drawing.save`.
     """
     from matplotlib.figure import Figure
 

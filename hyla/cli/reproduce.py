@@ -35,11 +35,13 @@ from hyla.experiments.run import (
     run_experiment,
     seconds_left,
 )
-from hyla.experiments.spec import AS_DESCRIBED, HELD_OUT, VALIDATION_LOSS
+from hyla.experiments.spec import HELD_OUT, VALIDATION_LOSS
 from hyla.processes import Job, run_all, told
 from hyla.statistics import Sample
+from hyla.tasks.base import AS_DESCRIBED
+from hyla.tasks.published import PRESETS
 from hyla.train import Member, TimeUp
-from hyla.train.config import PRECISIONS, PRESETS
+from hyla.train.config import PRECISIONS
 from hyla.train.placement import find_devices
 from hyla.train.store import Store
 from hyla.train.watch import Watcher

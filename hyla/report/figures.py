@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hyla.analysis.baselines import CEILING
+from hyla.experiments.paper.baselines import CEILING
 from hyla.experiments.spec import Figure, Headline, Row
 from hyla.report.content import Results
 from hyla.report.drawing import (

@@ -4,12 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hyla.errors import bad_value
 from hyla.train.config import RunConfig
 from hyla.train.folder import RunFolder
-from hyla.train.objective import make_objective
 from hyla.train.placement import choose_placement, environment, in_words, make_populations
 from hyla.train.run import Run
 from hyla.train.runs import CONFIG, read_config
@@ -42,7 +39,7 @@ def train(
     if not checkpoint_seconds >= 0:
         raise bad_value("checkpoint_seconds", checkpoint_seconds, "a number of at least 0")
     # What is wrong with the splits under a seed is told before there is a folder.
-    make_objective(config.task, [member.seed for member in config.members], torch.device("cpu"))
+    config.task.bind([member.seed for member in config.members])
     recorded = read_config(path)[1] if (path / CONFIG).exists() else {}
     placed = choose_placement(config, device, compiled, members_at_once, recorded)
     with RunFolder.open(path, config.to_dict(), environment(placed)) as folder:

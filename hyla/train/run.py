@@ -15,7 +15,7 @@ from hyla.files import without_nan
 from hyla.records import SCHEMA
 from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
-from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
+from hyla.train.config import RunConfig
 from hyla.train.folder import RunFolder
 from hyla.train.population import Population
 from hyla.train.signals import deferred_signals
@@ -65,7 +65,8 @@ class Run:
         self.measures: list[float | None] = [None] * members
         self.diverged_at: list[int | None] = [None] * members
         self.told: set[int] = set()  # the members whose divergence is in the records
-        self.shown_split = "held_out" if "held_out" in config.splits else config.splits[0]
+        headline = config.task.headline
+        self.shown_split = headline if headline in config.splits else config.splits[0]
 
     def train(self, checkpoint_seconds: float, deadline: float | None = None) -> dict[str, Any]:
         """Trains up to the step where this run is to stop; `TimeUp` after the deadline."""
@@ -82,7 +83,11 @@ class Run:
                 self.show_step()
                 if every and self.step % every == 0 and self.step < self.config.steps:
                     self.pause("evaluating")
-                    splits = [split for split in self.config.splits if split != VALIDATION]
+                    splits = [
+                        name
+                        for name in self.config.splits
+                        if not self.config.task.splits[name].selects
+                    ]
                     self.evaluate(splits, self.config.interim_instances)
                     self.go_on()
                 now = time.monotonic()
@@ -159,18 +164,18 @@ class Run:
     def evaluate(self, splits: Sequence[str], instances: int) -> list[dict[str, Any]]:
         """Writes and returns the measures on splits of every member that has not diverged."""
         records: list[dict[str, Any]] = []
-        objective = self.populations[0].objective
+        tally = self.populations[0].tally
         for split in splits:
             # All devices compute before the first of them is waited for.
             found = [population.evaluate(split, instances) for population in self.populations]
             for member, sums in enumerate(row for part in found for row in part.tolist()):
                 if self.diverged_at[member] is not None:
                     continue
-                measures = without_nan(objective.measures(sums, instances))
+                measures = without_nan(tally.measures(sums))
                 where = {"step": self.step, "member": member, "split": split}
                 records.append(where | {"instances": instances} | measures)
                 if split == self.shown_split:
-                    self.measures[member] = measures[MAIN_MEASURES[self.config.task_name]]
+                    self.measures[member] = measures[self.config.task.main_measure]
         self.write(records)
         return records
 
@@ -314,7 +319,7 @@ class Run:
                 seconds_left=(self.stop_at - step) / rate if rate else None,
                 losses=tuple(self.losses),
                 measures=tuple(self.measures),
-                measure=f"{self.shown_split} {MAIN_MEASURES[self.config.task_name]}",
+                measure=f"{self.shown_split} {self.config.task.main_measure}",
                 doing=doing,
             )
         )

@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[[FuzzyLogicConfig, int], Functions]] = {
     "known terms": lambda config, seed: combinations(range(config.known_terms), config.terms),
     "all terms": lambda config, seed: combinations(range(2**config.variables), config.terms),
 }
-READERS = ("regression", *FUNCTIONS)
+BASELINES = ("regression", *FUNCTIONS)
 AT_ONCE = 2000  # instances, for the sake of memory
 
 
@@ -38,13 +38,13 @@ def explained(
 
 
 def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) -> Tensor:
-    """The masked targets, `[B]`, of tokens `[B, N, L + 1]`, by a reader of `READERS`.
+    """The masked targets, `[B]`, of tokens `[B, N, L + 1]`, by a reader of `BASELINES`.
 
     "regression" knows nothing of terms, "functions of training" those of this seed only, "known
     terms" and "all terms" all combinations of these.
     """
-    if reader not in READERS:
-        raise unknown_name("reader", reader, READERS)
+    if reader not in BASELINES:
+        raise unknown_name("reader", reader, BASELINES)
     if inputs.shape[-1] != config.variables + 1:
         expected = f"tokens of {config.variables} variables and a target, [B, N, L + 1]"
         raise bad_value("inputs", f"{list(inputs.shape)}", expected)

@@ -12,8 +12,8 @@ import torch
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file
 from hyla.tasks.sraven import RULES, Sraven
-from hyla.tasks.sraven_solver import Hypotheses, Solution, solve, unambiguous_batch
-from hyla.tasks.sraven_text import Instance, panel_text, prompt
+from hyla.tasks.sraven.solver import Hypotheses, Solution, solve, unambiguous_batch
+from hyla.tasks.sraven.text import Instance, panel_text, prompt
 
 CHUNK = 2048
 # The fields of a record, with the types that Parquet gives them.
@@ -42,12 +42,6 @@ FIELDS = {
 }
 Record = dict[str, Any]
 Writer = Callable[[list[Record]], None]
-
-
-def check_index(name: str, index: int, count: int = 1) -> None:
-    """Refuses instance numbers that are not addresses."""
-    if not 0 <= index <= 2**63 - 1 - count:
-        raise bad_value(name, index, f"a whole number from 0 to 2^63 - {1 + count}")
 
 
 def ranked_answers(solution: Solution) -> list[list[tuple[list[int], float]]]:

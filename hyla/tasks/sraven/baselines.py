@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyla.errors import unknown_name
 from hyla.tasks.sraven import ADDITION, DISTRIBUTE_THREE, STEPS, SUBTRACTION, SravenConfig
-from hyla.tasks.sraven_solver import (
+from hyla.tasks.sraven.solver import (
     NEARLY,
     check_panels,
     fitting_triples,
@@ -21,7 +21,7 @@ NO_ARITHMETIC, ONE_ROW, ONE_ROW_EXACT = "no arithmetic", "one row", "one row exa
 # But for the exact ones they find each answer by itself, so that a slot of another column may serve
 # several. "no sign" finds the triples of slots that add or subtract in both rows, as "slot by slot"
 # does, but does not know which of the two it is.
-READERS = {
+BASELINES = {
     EXACT: "answers with the most probable panel",
     SLOT_BY_SLOT: "answers with the most probable symbol of each slot",
     NO_SIGN: "does not tell addition from subtraction",
@@ -29,12 +29,12 @@ READERS = {
     ONE_ROW: "does not look at the second row",
     ONE_ROW_EXACT: "answers with the most probable panel, without the second row",
 }
-YARDSTICKS = (SLOT_BY_SLOT, NO_SIGN)  # that models are set beside
+SHOWN_BASELINES = (SLOT_BY_SLOT, NO_SIGN)  # that models are set beside
 AT_ONCE = 4096  # instances, for the sake of memory
 
 
 def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
-    """With which probability a reader of `READERS` answers each symbol, `[B, K, F]`.
+    """With which probability a reader of `BASELINES` answers each symbol, `[B, K, F]`.
 
     It answers with what is most probable to it; of several such, with any. panels: `[B, 3, 3, K]`,
     such as those of a `SravenBatch`, of which the last is not looked at.
@@ -47,8 +47,8 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     True
     """
     check_panels(panels, config)
-    if reader not in READERS:
-        raise unknown_name("reader", reader, READERS)
+    if reader not in BASELINES:
+        raise unknown_name("reader", reader, BASELINES)
     rows = 1 if reader in (ONE_ROW, ONE_ROW_EXACT) else 2
     if reader in (EXACT, ONE_ROW_EXACT):
         symbols = torch.arange(config.values, device=panels.device)

@@ -3,8 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
-from hyla.tasks.export import Record
-from hyla.tasks.sraven_text import panel_text
+from hyla.tasks.sraven.export import Record
+from hyla.tasks.sraven.text import panel_text
 
 if TYPE_CHECKING:
     from rich.console import Console

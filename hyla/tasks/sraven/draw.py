@@ -3,19 +3,16 @@
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from hyla.drawing import COLOURS, FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPES = ("o", "s", "^", "D", "*", "P", "v", "X")
-# Dark enough for white paper, told apart also by those who see few colours (Okabe and Ito, 2008).
-COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#222222", "#56B4E9", "#882255"
-)  # fmt: skip
 FILLS = ("full", "none", "left", "bottom", "right", "top")
 MAX_SHAPES = len(SHAPES) * len(FILLS)
-INK, FAINT = "#222222", "#BBBBBB"
 SIZES = {"*": 1.35, "D": 0.85, "P": 1.15, "X": 1.1}  # to look equally large
 
 
@@ -59,15 +56,6 @@ def draw(panels: Sequence[Sequence[Sequence[int]]], values: int, title: str = ""
         draw_symbol(axes, value, values, (x - 0.045, y), 11)
         axes.text(x + 0.045, y, str(value), ha="left", va="center", color=INK, fontsize=10)
     return figure
-
-
-def save(figure: "Figure", handle: IO[bytes], file_format: str) -> None:
-    """Writes a figure as "svg" or "png", with the same bytes for the same figure."""
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "hyla"}):
-        metadata = {"Date": None} if file_format == "svg" else None
-        figure.savefig(handle, format=file_format, dpi=150, metadata=metadata)
 
 
 def _draw_panel(
