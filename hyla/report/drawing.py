@@ -5,6 +5,8 @@ import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from colorsys import hsv_to_rgb
+from contextlib import AbstractContextManager
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,13 +29,18 @@ FIXED |= {kind.title: i for i, kind in enumerate(KINDS.values())}
 WIDTH, HEIGHT = 3.6, 2.7  # of a panel, in inches
 COLUMNS = 3
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "hyla", "text.parse_math": False, "font.size": 9,
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9,
     "font.family": "sans-serif", "axes.titlesize": 9, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False,
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK
     ),
 }  # fmt: skip
+# What matplotlib writes into an SVG and the page does not need.
+USELESS = re.compile(
+    r' id="image[^"]*"|(?<=<g) id="[^"]*"| font-family: [^;]*;| clip-path="[^"]*"'
+    r'| transform="rotate\(-0 [^"]*"'
+)
 
 
 def short(text: str, longest: int = 45) -> str:
@@ -53,13 +60,9 @@ def look_of(value: Any, values: Sequence[Any]) -> Any:
     }
 
 
-def look_of_many(value: Any, values: Sequence[Any]) -> Any:
-    """Colour and marker of one of many classes."""
-    from matplotlib.colors import hsv_to_rgb
-
-    i = values.index(value)
-    colour = hsv_to_rgb(((i * 0.381966) % 1, 0.7, 0.6 + 0.15 * (i % 3)))
-    return {"color": tuple(colour.tolist()), "marker": "o"}
+def colour_of_many(i: int) -> tuple[float, float, float]:
+    """Colour of one of many classes, far from those of the classes before and after."""
+    return hsv_to_rgb((i * 0.381966) % 1, 0.7, 0.6 + 0.15 * (i % 3))
 
 
 def limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
@@ -98,24 +101,29 @@ def add_legend(drawing: "Drawing", axes: "Axes") -> None:
         )  # fmt: skip
 
 
-def to_svg(drawing: "Drawing", alt: str) -> str:
-    """An element that takes the page's colour of text; ids are unique in the page."""
+def styled(**options: Any) -> AbstractContextManager[None]:
+    """Draw with the settings of the report. options: changes of these settings."""
     from matplotlib import rc_context
 
-    salt, memory = alt, BytesIO()
-    with rc_context({**STYLE, "svg.hashsalt": salt}):
-        drawing.savefig(memory, format="svg", dpi=72, transparent=True, metadata={"Date": None})
+    return rc_context(STYLE | options)
+
+
+def save(
+    drawing: "Drawing", handle: IO[bytes], file_format: str, salt: str = "hyla", **options: Any
+) -> None:
+    """Write a drawing as "svg" or "png", with the same bytes every time. salt: makes ids unique."""
+    metadata = {"Date": None} if file_format == "svg" else None
+    with styled(**{"svg.hashsalt": salt}):
+        drawing.savefig(handle, format=file_format, metadata=metadata, **{"dpi": 150} | options)
+
+
+def to_svg(drawing: "Drawing", alt: str) -> str:
+    """An element that takes the page's colour of text; ids are unique in the page."""
+    memory = BytesIO()
+    save(drawing, memory, "svg", alt, dpi=72, transparent=True)
     text = memory.getvalue().decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    for useless in (
-        r'(?<=<g) id="[^"]*"',
-        r' id="image[^"]*"',
-        r" font-family: [^;]*;",
-        r' clip-path="[^"]*"',
-        r' transform="rotate\(-0 [^"]*"',
-    ):
-        text = re.sub(useless, "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
+    text = USELESS.sub("", text)
     text = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_fewer_colours, text)
     text = re.sub(r'="[^"]*"', _shorter, text)
     width, height = (round(96 * size) for size in drawing.get_size_inches())
@@ -140,12 +148,3 @@ def _with_fewer_colours(image: re.Match[str]) -> str:
 def _shorter(attribute: re.Match[str]) -> str:
     """Two decimals of a coordinate are enough."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute.group())
-
-
-def save(drawing: "Drawing", handle: IO[bytes], file_format: str) -> None:
-    """Write a drawing as "svg" or "png", black on white, with the same bytes every time."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        metadata = {"Date": None} if file_format == "svg" else None
-        drawing.savefig(handle, format=file_format, dpi=150, metadata=metadata)
