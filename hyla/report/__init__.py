@@ -1,14 +1,14 @@
 """One page with all results: `hyla report`, or `write` here.
 
->>> from tempfile import TemporaryDirectory
->>> with TemporaryDirectory() as folder:
-...     page = render(load(Path(folder), None))
->>> "hyla reproduce ablation" in page
+>>> page = render(Content([], [], ["A run is damaged."], Path("runs")))
+>>> "A run is damaged." in page
 True
 """
 
 from importlib.resources import files
 from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
 
 from hyla.experiments.run import RESULTS, RUNS
 from hyla.files import new_file
@@ -50,8 +50,6 @@ def write_figures(content: Content, folder: Path) -> list[Path]:
 
 def render(content: Content) -> str:
     """Render the page: one HTML text without scripts and external files."""
-    from jinja2 import Environment, StrictUndefined
-
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -5,17 +5,16 @@ import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from colorsys import hsv_to_rgb
-from contextlib import AbstractContextManager
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from PIL import Image
 
 from hyla.attention.variants import KINDS
 from hyla.tasks.sraven import RULES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 # After Okabe and Ito (2008), told apart by the colour-blind, on white and on black.
 PALETTE = (
@@ -29,7 +28,7 @@ FIXED |= {kind.title: i for i, kind in enumerate(KINDS.values())}
 WIDTH, HEIGHT = 3.6, 2.7  # of a panel, in inches
 COLUMNS = 3
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9,
+    "svg.fonttype": "none", "image.cmap": "viridis", "text.parse_math": False, "font.size": 9,
     "font.family": "sans-serif", "axes.titlesize": 9, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False,
     **dict.fromkeys(
@@ -60,11 +59,6 @@ def look_of(value: Any, values: Sequence[Any]) -> Any:
     }
 
 
-def colour_of_many(i: int) -> tuple[float, float, float]:
-    """Colour of one of many classes, far from those of the classes before and after."""
-    return hsv_to_rgb((i * 0.381966) % 1, 0.7, 0.6 + 0.15 * (i % 3))
-
-
 def limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
     """The range of y. It includes 0; percentages above 60 extend it to 100."""
     top, bottom = max(values, default=1.0), min(values, default=0.0)
@@ -77,10 +71,8 @@ def limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
 
 def panels_for(
     count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = COLUMNS
-) -> "tuple[Drawing, list[Axes]]":
+) -> tuple[Drawing, list[Axes]]:
     """Make a drawing of so many panels, each of this size in inches."""
-    from matplotlib.figure import Figure as Drawing
-
     across = min(columns, count)
     down = math.ceil(count / across)
     drawing = Drawing(figsize=(width * across, height * down), layout="constrained")
@@ -90,7 +82,7 @@ def panels_for(
     return drawing, axes[:count]
 
 
-def add_legend(drawing: "Drawing", axes: "Axes") -> None:
+def add_legend(drawing: Drawing, axes: Axes) -> None:
     """Put the labels of these axes below all panels, if there are several."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
@@ -101,23 +93,16 @@ def add_legend(drawing: "Drawing", axes: "Axes") -> None:
         )  # fmt: skip
 
 
-def styled(**options: Any) -> AbstractContextManager[None]:
-    """Draw with the settings of the report. options: changes of these settings."""
-    from matplotlib import rc_context
-
-    return rc_context(STYLE | options)
-
-
 def save(
-    drawing: "Drawing", handle: IO[bytes], file_format: str, salt: str = "hyla", **options: Any
+    drawing: Drawing, handle: IO[bytes], file_format: str, salt: str = "hyla", **options: Any
 ) -> None:
     """Write a drawing as "svg" or "png", with the same bytes every time. salt: makes ids unique."""
     metadata = {"Date": None} if file_format == "svg" else None
-    with styled(**{"svg.hashsalt": salt}):
+    with rc_context(STYLE | {"svg.hashsalt": salt}):
         drawing.savefig(handle, format=file_format, metadata=metadata, **{"dpi": 150} | options)
 
 
-def to_svg(drawing: "Drawing", alt: str) -> str:
+def to_svg(drawing: Drawing, alt: str) -> str:
     """An element that takes the page's colour of text; ids are unique in the page."""
     memory = BytesIO()
     save(drawing, memory, "svg", alt, dpi=72, transparent=True)
@@ -136,8 +121,6 @@ def to_svg(drawing: "Drawing", alt: str) -> str:
 
 def _with_fewer_colours(image: re.Match[str]) -> str:
     """A PNG of 128 colours takes half."""
-    from PIL import Image
-
     memory = BytesIO()
     with Image.open(BytesIO(b64decode(image.group()))) as original:
         fewer = original.convert("RGBA").quantize(128, Image.Quantize.FASTOCTREE)

@@ -5,7 +5,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from hyla.analysis.baselines import CEILING
 from hyla.experiments.spec import AS_PUBLISHED, Figure, Headline, Row
@@ -17,14 +21,13 @@ from hyla.report.drawing import (
     INK,
     OURS,
     PUBLISHED,
+    STYLE,
     WIDTH,
     add_legend,
-    colour_of_many,
     limits,
     look_of,
     panels_for,
     short,
-    styled,
     to_svg,
 )
 from hyla.report.tables import Table, beside_paper
@@ -40,10 +43,6 @@ from hyla.report.text import (
     spoken,
 )
 from hyla.statistics import Sample
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 CONTROL = ", labels shuffled"
 SHORT = 20  # letters of a label beside others
@@ -62,7 +61,7 @@ class View:
     """
 
     title: str
-    drawing: "Drawing | None" = None
+    drawing: Drawing | None = None
     alt: str = ""
     table: Table | None = None
     numbers: Table | None = None
@@ -90,7 +89,7 @@ def draw(figure: Figure, results: Results) -> View:
     rows = [*results.rows, *(results.as_published if figure.kind == "table" else ())]
     rows = [row for row in rows if row.is_at(figure.where) and has_data(figure, row)]
     if rows:
-        with styled():
+        with rc_context(STYLE):
             DRAWINGS[figure.kind](view, figure, rows, results)
         view.alt = f"{results.experiment.title}. {figure.title}: {view.alt}"
     return view
@@ -117,7 +116,7 @@ def draw_headline(headline: Headline, rows: Sequence[Row]) -> View:
         row = next((row for row in rows if row.is_at(place)), None)
         if row is not None and headline.measure in row.measures:
             there[name] = row
-    with styled(**{"font.size": 8}):
+    with rc_context(STYLE | {"font.size": 8}):
         view.drawing, (axes,) = panels_for(1, 2.5, 0.62 + 0.21 * len(there))
         _dots(axes, list(there), enumerate(there.values()), headline.measure)
         controls, _ = _estimates(there.values(), headline.control)
@@ -152,7 +151,7 @@ def _table(view: View, figure: Figure, rows: Sequence[Row], results: Results) ->
 
 
 def _dots(
-    axes: "Axes", names: Sequence[Any], rows: Iterable[tuple[int, Row]], measure: str = ""
+    axes: Axes, names: Sequence[Any], rows: Iterable[tuple[int, Row]], measure: str = ""
 ) -> None:
     """A line for each name: every seed, the mean with its error, the paper's value.
 
@@ -230,7 +229,7 @@ def _over_axis(view: View, figure: Figure, rows: Sequence[Row], results: Results
     view.numbers = Table.of(rows, cells)
 
 
-def _bars(axes: "Axes", places: Sequence[float], rows: Sequence[Row], measures: Sequence[str],
+def _bars(axes: Axes, places: Sequence[float], rows: Sequence[Row], measures: Sequence[str],
           width: float, look: dict[str, Any]) -> None:  # fmt: skip
     """Bars of one colour, the second measure in pale on them; without a label, with every seed."""
     for measure, more in zip(measures, ({}, PALE), strict=False):
@@ -271,8 +270,6 @@ def _cells(measures: Iterable[str]) -> dict[str, Callable[[Row], str]]:
 
 def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> None:
     """A map of codes for each row, coloured by a label."""
-    from matplotlib.colors import ListedColormap
-
     values = [value for row in rows for value in row.picture["colours"][figure.y]]
     classes = sorted(set(values), key=_order)
     few = len(classes) <= MOST_CLASSES
@@ -283,11 +280,9 @@ def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) 
     if continuous:
         view.notes.append(f"Dark: low {figure.y}; bright: high.")
     elif not few:
-        view.notes.append(f"{len(classes)} classes of {figure.y}; colours repeat.")
+        view.notes.append(f"{len(classes)} classes of {figure.y}, from dark to bright.")
     levels = {one: one if continuous else i for i, one in enumerate(classes)}
-    many = ListedColormap([colour_of_many(i) for i in range(len(classes))])
-    ends = {"vmin": min(levels.values()), "vmax": max(levels.values())}
-    scale: dict[str, Any] = {"cmap": "viridis" if continuous else many} | ends
+    low, high = min(levels.values()), max(levels.values())
     view.drawing, panels = panels_for(len(rows), 2.3, 2.3, columns=4)
     for axes, row in zip(panels, rows, strict=True):
         step = max(1, math.ceil(len(row.picture["x"]) / MOST_POINTS))
@@ -302,7 +297,7 @@ def _scatter(view: View, figure: Figure, rows: Sequence[Row], results: Results) 
                     marker=look["marker"], label=short(shown(one)), **DOT,
                 )  # fmt: skip
         else:
-            axes.scatter(x, y, c=[levels[value] for value in mine], **scale, **DOT)
+            axes.scatter(x, y, c=[levels[value] for value in mine], vmin=low, vmax=high, **DOT)
         axes.set_axis_off()
         axes.set_title(short(results.place(row, without=figure.where)))
     add_legend(view.drawing, panels[0])

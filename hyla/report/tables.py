@@ -9,7 +9,6 @@ from hyla.experiments.judge import NOT_TESTED, Comparison, Verdict
 from hyla.experiments.spec import Contrast, Figure, Point, Row
 from hyla.report.content import Results
 from hyla.report.text import (
-    duration,
     hyperparameters,
     marked,
     mean_of,
@@ -85,7 +84,6 @@ def configuration(results: Results) -> Table:
         "preset": lambda row: row.preset.replace("_", " "),
         "precision": lambda row: ", ".join(row.precisions),
         "device": lambda row: _each(one.origin.device for one in row.trainings),
-        "time": _time,
         "runs": lambda row: _each(one.run for one in row.trainings),
     }
     rows = [
@@ -98,13 +96,6 @@ def configuration(results: Results) -> Table:
 
 def _each(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
-
-
-def _time(row: Row) -> str:
-    """The time of all runs, each counted once; empty if one is unknown."""
-    seconds = {one.run: one.origin.seconds for one in row.trainings}
-    known = [value for value in seconds.values() if value is not None]
-    return duration(sum(known)) if len(known) == len(seconds) else ""
 
 
 def evidence(verdict: Verdict) -> Table:

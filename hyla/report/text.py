@@ -70,11 +70,7 @@ def with_error(mean: float | None, error: float | None) -> str:
 
 
 def of_paper(value: tuple[float, float] | None) -> str:
-    """Format the paper's mean and standard error.
-
-    >>> of_paper((63.28, 2.31)), of_paper(None)
-    ('63.3 ± 2.3', '-')
-    """
+    """Format the paper's mean and standard error."""
     return with_error(*value or (None, None))
 
 
@@ -153,15 +149,3 @@ def spoken(name: str) -> str:
     ('fraction held out', 'weight decay')
     """
     return WORDS.get(name, name.replace("_", " "))
-
-
-def duration(seconds: float) -> str:
-    """Format a time.
-
-    >>> duration(42), duration(1500), duration(7000), duration(400_000)
-    ('42 s', '25 min', '1.9 h', '4.6 days')
-    """
-    for limit, unit, name in ((120, 1, "s"), (7200 * 0.9, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.{0 if unit < 3600 else 1}f} {name}"
-    return f"{seconds / 86_400:.1f} days"
