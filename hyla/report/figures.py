@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -178,8 +178,6 @@ def _dots(
 def _over_axis(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> None:
     """Lines or bars of a measure over an axis: a panel for each facet, a look for each colour."""
     xs, colours, facets = (_values(rows, axis) for axis in (figure.x, figure.colour, figure.facet))
-    measures = [figure.y, figure.y + CONTROL]
-    measures = [name for name in measures if any(name in row.measures for row in rows)]
 
     def tick(row: Row) -> int:
         return xs.index(row.axes[figure.x])
@@ -198,8 +196,8 @@ def _over_axis(view: View, figure: Figure, rows: Sequence[Row], results: Results
                 look["label"] = short(named(figure.colour, colour))
             if figure.kind == "bars":
                 shift = 0.8 * ((i % beside + 0.5) / beside - 0.5)
-                places = [tick(row) + shift for row in mine]
-                _bars(axes, places, mine, measures, 0.68 / beside, look)
+                placed = {tick(row) + shift: row for row in mine}
+                _bars(axes, figure.y, placed, 0.68 / beside, look)
             else:
                 means, errors = _estimates(mine, figure.y)
                 axes.errorbar([tick(row) for row in mine], means, yerr=errors, capsize=2,
@@ -219,6 +217,13 @@ def _over_axis(view: View, figure: Figure, rows: Sequence[Row], results: Results
         axes.set_ylabel(f"{figure.y}{', percent' * figure.percent}" if i % columns == 0 else "")
     add_legend(view.drawing, panels[0])
     view.alt = f"{figure.y} by {spoken(figure.x)}"
+    _add_numbers(view, figure, rows, results)
+
+
+def _add_numbers(view: View, figure: Figure, rows: Sequence[Row], results: Results) -> None:
+    """Add notes, and the numbers of a drawing as a table."""
+    measures = [figure.y, figure.y + CONTROL]
+    measures = [name for name in measures if any(name in row.measures for row in rows)]
     view.notes = ["Means over seeds with standard errors; a single seed has none."]
     if len(measures) > 1:
         view.notes.append("Pale, hatched bars are the control, fitted to shuffled labels.")
@@ -229,18 +234,20 @@ def _over_axis(view: View, figure: Figure, rows: Sequence[Row], results: Results
     view.numbers = Table.of(rows, cells)
 
 
-def _bars(axes: Axes, places: Sequence[float], rows: Sequence[Row], measures: Sequence[str],
-          width: float, look: dict[str, Any]) -> None:  # fmt: skip
-    """Bars of one colour, the second measure in pale on them; without a label, with every seed."""
-    for measure, more in zip(measures, ({}, PALE), strict=False):
-        means, errors = _estimates(rows, measure)
-        axes.bar(places, means, width, yerr=errors, color=look["color"], ecolor=INK,
-                 error_kw={"linewidth": 0.8}, **more)  # fmt: skip
+def _bars(
+    axes: Axes, measure: str, rows: Mapping[float, Row], width: float, look: dict[str, Any]
+) -> None:
+    """Bars of one colour, with the control in pale on them; without a label, with every seed."""
+    for name, more in ((measure, {}), (measure + CONTROL, PALE)):
+        if any(name in row.measures for row in rows.values()):
+            means, errors = _estimates(rows.values(), name)
+            axes.bar(list(rows), means, width, yerr=errors, color=look["color"], ecolor=INK,
+                     error_kw={"linewidth": 0.8}, **more)  # fmt: skip
     if "label" in look:
         axes.plot([], [], "s", color=look["color"], label=look["label"])
         return
-    for place, row in zip(places, rows, strict=True):
-        values = row.measures[measures[0]].values
+    for place, row in rows.items():
+        values = row.measures[measure].values
         axes.plot([place] * len(values), values, "o", color=INK, markersize=3)
 
 
