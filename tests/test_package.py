@@ -89,7 +89,7 @@ def test_public_names_have_docstrings_and_exist() -> None:
     "name",
     [
         "README.md",
-        *(f"docs/{name}.md" for name in ("layer", "kernels", "training", "dropout")),
+        *(f"docs/{name}.md" for name in ("layer", "kernels", "export", "training", "dropout")),
     ],
 )
 def test_examples_run(name: str, tmp_path: Path) -> None:
@@ -103,6 +103,7 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     "name, least, written",
     [
         ("README.md", 4, {"instance.png", "instances.parquet", "report.html", "runs"}),
+        ("docs/export.md", 3, {"held-out.jsonl"}),
     ],
 )
 def test_the_commands_run(name: str, least: int, written: set[str], tmp_path: Path) -> None:
