@@ -17,6 +17,7 @@ from hyla.experiments import EXPERIMENTS, HEADLINES
 from hyla.experiments.judge import NOT_TESTED, OUTCOMES, SUPPORTED, judge
 from hyla.experiments.paper.ablation import ROWS, title
 from hyla.experiments.paper.runs import sraven_run
+from hyla.experiments.paper.baselines import CEILING
 from hyla.experiments.spec import Claim, Contrast, Row, Term, above, at_most
 from hyla.report import Content, load, render, write
 from hyla.report.content import Results, collect
