@@ -180,7 +180,7 @@ def test_a_killed_command_goes_on_and_leaves_a_clone_clean(tmp_path: Path) -> No
     with started() as second:
         assert second.stderr is not None
         for line in second.stderr:
-            if f"going on from step {state.step}" in line:
+            if f"from step {state.step}" in line:
                 break
         else:
             pytest.fail("it did not resume")
