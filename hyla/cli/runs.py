@@ -1,4 +1,4 @@
-"""`hyla runs`: the run folders that there are."""
+"""`hyla runs`: list run folders."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +17,10 @@ from hyla.train.runs import RunState, list_runs
 def runs(
     root: Positional[Annotated[Path, arg(metavar="[ROOT]")]] = RUNS, json: bool = False
 ) -> None:
-    """List run folders: how far they have come and how good their best member is.
+    """List run folders with their progress and best member.
 
     Args:
-        root: The folder to look in, with the folders inside it.
+        root: Folder to search, including its subfolders.
         json: Print JSON only.
     """
     if not root.is_dir() and (root.exists() or root != RUNS):
@@ -31,7 +31,7 @@ def runs(
         return
     console = output()
     if not found:
-        where = f"No runs in {root}" if root.exists() else f"No runs: there is no folder {root}"
+        where = f"No runs in {root}" if root.exists() else f"No runs: no folder {root}"
         text = (
             f"{where}. Start one with hyla train sraven or hyla train fuzzy; see hyla train --help."
         )
@@ -45,13 +45,13 @@ def runs(
 
 
 def best(summary: dict[str, Any] | None) -> tuple[int, str, float] | None:
-    """The best member of a run on held-out instances: its number, the measure and its value."""
+    """Return the best member on held-out instances: its number, the measure and its value."""
     try:
         members = (summary or {})["members"]
         i = best_first(members)[0]
         found = measure(members[i]["evaluation"], "held_out")
     except (KeyError, IndexError, TypeError, AttributeError):
-        return None  # not evaluated, or not a summary of ours
+        return None  # not evaluated, or not a summary written by hyla
     return None if found is None else (i, *found)
 
 
