@@ -1,4 +1,4 @@
-"""The benchmarks: they run, and refuse to time what is wrong."""
+"""The benchmarks run, and refuse to time wrong results."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""Training into a folder: interrupted or not, split or not, the same numbers."""
+"""Training gives the same numbers whether interrupted or not, and split or not."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from hyla.train.checkpoint import load, paths
 from hyla.train.folder import RunFolderError
 from hyla.train.watch import Progress
 
-# What a real process runs: the run of a JSON file, with a checkpoint after every step.
+# Run as a separate process: trains the run of a JSON file, with a checkpoint after every step.
 PROGRAM = """
 import sys, torch
 from pathlib import Path
@@ -285,7 +285,7 @@ class Signalling(Recorder):
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 def test_a_request_to_end_during_the_last_save(tmp_path: Path, numbers: list[int]) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded, also under nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # handled, even under nohup
     with pytest.raises(KeyboardInterrupt if signal.SIGINT in numbers else SystemExit):
         run(evaluated_run(), tmp_path, watchers=[Signalling("saving", *numbers)])
     signal.signal(signal.SIGHUP, before)

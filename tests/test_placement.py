@@ -64,7 +64,7 @@ def test_the_folder_records_how_a_population_was_split(
 ) -> None:
     monkeypatch.setattr(placement, "Population", Small)
     config = tiny_run("sraven")
-    for stop, attempts in ((3, 1), (None, 0)):  # who goes on does not try in vain again
+    for stop, attempts in ((3, 1), (None, 0)):  # a resumed run does not repeat the failed attempt
         watcher = Recorder()
         train(config, tmp_path, device="cpu", compiled=False, stop_at=stop, watchers=[watcher])
         assert sum("split into [2, 1]" in text for text in watcher.said) == attempts

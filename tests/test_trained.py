@@ -131,7 +131,7 @@ def test_the_packaged_models_are_small_and_published() -> None:
         assert (config.model.kind, config.members[0].seed) == (kind, 0)
         assert {parameter.dtype for parameter in population.parameters()} == {torch.float32}
         measure = MAIN_MEASURES[config.task_name]
-        # Those of fuzzy logic were published from the GPU and measured again on a CPU.
+        # Published fuzzy logic results are from a GPU, packaged ones were re-evaluated on a CPU.
         expected = pytest.approx(original.measure("held_out", measure), abs=1e-4)
         assert packaged.measure("held_out", measure) == expected
 
@@ -162,7 +162,7 @@ def test_a_packaged_model_reaches_its_published_measure(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_codes_of_a_packaged_model_are_within_the_stated_bound(name: str) -> None:
-    # The reference codes are those of the instances that rounding to float16 changes most.
+    # The reference codes belong to the instances that rounding to float16 changes most.
     references = read_object(folder(name) / "summary.json")["float32_codes"]
     index = torch.tensor([one["instance"] for one in references])
     exact_LH = torch.tensor([one["codes"] for one in references])
