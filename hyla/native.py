@@ -267,7 +267,7 @@ def hide_from_compiler(function: Callable[[], bool]) -> None:
 def keep_memory() -> None:
     """Make glibc keep freed memory, which the next training step allocates again.
 
-    Otherwise every large tensor is mapped anew; page faults took a fifth of a step.
+    Otherwise every large tensor gets new pages, whose faults took a fifth of a step.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         threshold_of_mapping, threshold_of_trimming = -3, -1

@@ -231,12 +231,12 @@ class RunFolder:
             return short[-1]
 
         folder = self.path / CHECKPOINTS
-        self.resumed, skipped = checkpoint.latest(folder, problem)
-        self.messages += skipped
+        self.resumed, passed_over = checkpoint.latest(folder, problem)
+        self.messages += passed_over
         if self.resumed is None and short:
             raise ValueError(
-                f"{self.path / METRICS}: damaged, and shorter than every checkpoint needs: "
-                f"{' '.join(skipped)} Restore the file, or use another folder."
+                f"{self.path / METRICS}: damaged, and no usable checkpoint remains: "
+                f"{' '.join(passed_over)} Restore the file, or use another folder."
             )
         step = self.resumed.step if self.resumed else -1
         self._damaged = [
