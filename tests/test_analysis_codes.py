@@ -268,7 +268,7 @@ def test_a_file_of_codes_gives_them_back(tmp_path: Path) -> None:
     assert again.labels.keys() == codes.labels.keys()
     assert all(np.array_equal(again.labels[n], codes.labels[n]) for n in codes.labels)
     np.savez(tmp_path / "other.npz", something=np.zeros(3))
-    with pytest.raises(ValueError, match="got one with something"):
+    with pytest.raises(ValueError, match=r"file: expected .*something"):
         load_codes(tmp_path / "other.npz")
 
 
@@ -334,5 +334,5 @@ def test_active_units_are_those_of_the_value_networks() -> None:
 @pytest.mark.parametrize("attention", ["softmax", "linear", "hyla-nonlinearity"])
 def test_there_are_no_units_without_a_value_network_that_has_them(attention: str) -> None:
     one = build(ModelConfig(5, 3, layers=1, heads=3, kind=attention), seed=0)
-    with pytest.raises(ValueError, match="model: expected one whose value networks have a ReLU"):
+    with pytest.raises(ValueError, match="model: expected "):
         active_units(one, torch.randn(2, 11, 5))

@@ -1,4 +1,4 @@
-"""The command `hyla`: what it prints, what it writes, and one line for what is wrong."""
+"""The command `hyla`: what it prints and writes, and its one-line errors."""
 
 import json
 import re

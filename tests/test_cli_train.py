@@ -56,7 +56,7 @@ FUZZY = {
     "split_seed": ("--split-seed 9", 9), "published_splits": ("--published-splits", True),
 }  # fmt: skip
 TASKS = {"sraven": (SravenConfig, SRAVEN), "fuzzy": (FuzzyLogicConfig, FUZZY)}
-# Of these the task leaves no choice.
+# Fields that the task determines.
 DECIDED = {ModelConfig: {"input_size", "output_size", "inputs", "tied"}}
 
 

@@ -43,7 +43,7 @@ def test_the_best_fit_is_that_of_loops(split: str) -> None:
     for tokens, ours in zip(batch.inputs.tolist(), given.tolist(), strict=True):
         *context, (*query, _) = tokens
         errors = [sum((by_loops(x, list(f)) - y) ** 2 for *x, y in context) for f in functions]
-        # what is equal in float32 may differ by a rounding in Python's numbers
+        # equal numbers in float32 may differ by rounding in Python
         fits = [f for f, e in zip(functions, errors, strict=True) if e <= min(errors) + 1e-12]
         several += len(fits) > 1
         exact = sum(by_loops(query, list(f)) for f in fits) / len(fits)

@@ -73,14 +73,14 @@ def test_a_member_ends_where_it_would_have_alone(kind: str, task: str) -> None:
     for m, member in enumerate(config.members):
         for name, expected in alone(config, member, steps=7).items():
             given = population.state()[f"parameters.{name}"][m]
-            # Adam divides by the root of squares that may be rounding alone, over 1e-8.
+            # Adam may divide rounding errors by their own size (plus 1e-8).
             torch.testing.assert_close(given, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_others_do_not_matter_to_a_member_to_the_last_bit(kind: str, task: str) -> None:
-    # Multiples of 16, so that all members lie alike to the vector units; else rounding may differ.
+    # Multiples of 16 align all members alike with vector units; otherwise rounding may differ.
     config = tiny_run(task, kind=kind, batch=16)
     config = replace(
         config, model=replace(config.model, width=16, heads=4, hidden_size=16, buckets=16)
@@ -90,7 +90,7 @@ def test_the_others_do_not_matter_to_a_member_to_the_last_bit(kind: str, task: s
         two = trained(config, 5, range(first, first + 2))
         assert two.parameters.equal(together.parameters[first : first + 2])
         assert two.loss_sum.equal(together.loss_sum[first : first + 2])
-    # PyTorch multiplies a single pair of matrices in another order than each of several.
+    # PyTorch sums a single matrix product in another order than batched ones.
     single = trained(config, 5, range(1))
     torch.testing.assert_close(single.loss_sum, together.loss_sum[:1], rtol=1e-5, atol=0)
 
@@ -282,7 +282,7 @@ def test_nothing_grows_with_the_number_of_steps() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     "attention, tolerance",
-    # The largest learning rate multiplies rounding errors, and one may switch a ReLU of HYLA.
+    # The largest learning rate amplifies rounding errors, and one may flip a ReLU of HYLA.
     [("softmax", 0.005), ("linear", 0.03), ("hyla", 0.06)],
 )
 def test_halves_are_near_fp32(attention: str, tolerance: float, precision: str) -> None:

@@ -1,4 +1,4 @@
-"""What the published code does and the paper's text does not say."""
+"""The preset as_published: where the published code differs from the paper's text."""
 
 import itertools
 import json

@@ -16,8 +16,8 @@ from hyla.cli.report import report
 from hyla.experiments import EXPERIMENTS, HEADLINES
 from hyla.experiments.judge import NOT_TESTED, OUTCOMES, SUPPORTED, judge
 from hyla.experiments.paper.ablation import ROWS, title
-from hyla.experiments.paper.runs import sraven_run
 from hyla.experiments.paper.baselines import CEILING
+from hyla.experiments.paper.runs import sraven_run
 from hyla.experiments.spec import Claim, Contrast, Row, Term, above, at_most
 from hyla.report import Content, load, render, write
 from hyla.report.content import Results, collect

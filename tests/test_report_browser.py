@@ -1,4 +1,4 @@
-"""The page in a real browser: quiet, safe, on one screen, on a phone, in the dark and on paper."""
+"""The page in a real browser: no errors or injected markup; desktop, phone, dark mode, print."""
 
 import shutil
 from collections.abc import Iterator

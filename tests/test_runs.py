@@ -1,4 +1,4 @@
-"""A list of runs names every run folder and its state, whatever has become of it."""
+"""The list of runs names every run folder and its state, even of damaged folders."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SRAVEN baselines that see less than the solver, and what the answers of models show."""
+"""SRAVEN baselines with less information than the solver, and analyses of models' answers."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -94,7 +94,7 @@ def accuracy(reader: str, batch: SravenBatch, config: SravenConfig) -> float:
 @pytest.mark.parametrize("features", [2, 4])
 def test_who_sees_less_solves_less(features: int) -> None:
     config = SravenConfig(features=features)
-    batch = Sraven(config, seed=0).batch("all", 5000)  # more than are read at once
+    batch = Sraven(config, seed=0).batch("all", 5000)  # more than one batch
     *solved, one_row, one_row_exact = (accuracy(reader, batch, config) for reader in BASELINES)
     assert solved == sorted(solved, reverse=True)
     assert one_row < one_row_exact < solved[0]
@@ -107,7 +107,7 @@ def test_readers_see_slots_not_their_places(reader: str) -> None:
     found = read(reader, panels, SMALL)
     moved = panels.clone()
     moved[:, :, 0] = panels[:, :, 0].roll(1, dims=-1)  # the first column in another order
-    moved[:, 2, 2] = 0  # the answer is not looked at
+    moved[:, 2, 2] = 0  # the answer must be ignored
     if reader in SLOTWISE:  # exact ones take the first of equally probable panels
         assert torch.equal(read(reader, moved, SMALL), found)
         moved[:, :, 2] = moved[:, :, 2].roll(1, dims=-1)

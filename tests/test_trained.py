@@ -162,7 +162,7 @@ def test_a_packaged_model_reaches_its_published_measure(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_codes_of_a_packaged_model_are_within_the_stated_bound(name: str) -> None:
-    # The reference codes are those of the instances that rounding to float16 changes most.
+    # The reference codes belong to the instances that rounding to float16 changes most.
     references = read_object(folder(name) / "summary.json")["float32_codes"]
     index = torch.tensor([one["instance"] for one in references])
     exact_LH = torch.tensor([one["codes"] for one in references])

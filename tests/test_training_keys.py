@@ -1,4 +1,4 @@
-"""Keys of trainings: the same everywhere and for ever, another one for every change."""
+"""Keys of trainings are stable, and differ for every change of a training."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`hyla runs`: the run folders that there are."""
+"""`hyla runs`: list run folders."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +18,10 @@ from hyla.train.runs import RunState, list_runs
 def runs(
     root: Positional[Annotated[Path, arg(metavar="[ROOT]")]] = RUNS, json: bool = False
 ) -> None:
-    """List run folders: how far they have come and how good their best member is.
+    """List run folders with their progress and best member.
 
     Args:
-        root: The folder to look in, with the folders inside it.
+        root: Folder to search, including its subfolders.
         json: Print JSON only.
     """
     if not root.is_dir() and (root.exists() or root != RUNS):
@@ -32,7 +32,7 @@ def runs(
         return
     console = output()
     if not found:
-        where = f"No runs in {root}" if root.exists() else f"No runs: there is no folder {root}"
+        where = f"No runs in {root}" if root.exists() else f"No runs: no folder {root}"
         text = (
             f"{where}. Start one with hyla train sraven or hyla train fuzzy; see hyla train --help."
         )

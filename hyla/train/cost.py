@@ -1,4 +1,4 @@
-"""Estimate roughly what trainings cost on this machine."""
+"""A rough estimate of what trainings cost on this machine."""
 
 import time
 from functools import cache
@@ -24,7 +24,7 @@ def step_flops(config: RunConfig) -> float:
 
 @cache
 def flops_per_second(device: str) -> float:
-    """Time a few steps of the paper's SRAVEN model, uncompiled; on a GPU of twelve at once."""
+    """Time a few uncompiled steps of the paper's SRAVEN model; on a GPU, of twelve members."""
     place = find_devices(device, "fp32")[0]
     members = 12 if place.type == "cuda" else 1
     config = task_run("sraven", tuple(Member(seed) for seed in range(members)), steps=2000)
