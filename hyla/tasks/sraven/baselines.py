@@ -34,7 +34,7 @@ AT_ONCE = 4096  # instances per batch, to limit memory
 
 
 def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
-    """Return the probability with which a baseline of `BASELINES` predicts each symbol, `[B, K, F]`.
+    """Return the probability that a baseline gives each symbol, `[B, K, F]`.
 
     It predicts what it finds most probable, choosing at random among equals. panels:
     `[B, 3, 3, K]`, such as those of a `SravenBatch`; the last panel is ignored.
