@@ -35,6 +35,15 @@ def command(app: SubcommandApp, name: str) -> Callable[[Command[Arguments]], Com
     return register
 
 
+def stub(text: str) -> Callable[[], None]:
+    """Stand for a command that is not asked for, so that its module need not be imported."""
+
+    def command_of_another_line() -> None: ...
+
+    command_of_another_line.__doc__ = text
+    return command_of_another_line
+
+
 def library_split(name: str) -> str:
     """The name of a split in the library.
 

@@ -55,10 +55,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is trained unless something else is asked for; the fields are those of a run."""
+    """How a task is trained by default; the fields are those of a run.
+
+    instances: decides the number of steps, whatever the batch, instead of `steps`.
+    """
 
     model: ModelConfig
-    steps: int
+    steps: int = 0
+    instances: int = 0
     batch: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
@@ -67,6 +71,10 @@ class Recipe:
     interim_instances: int = 5120
     evaluation_instances: int = 51_200
     splits: tuple[str, ...] = ("train", "held_out")
+
+    def steps_of(self, batch: int) -> int:
+        """Return the number of steps with batches of this size."""
+        return -(-self.instances // batch) if self.instances else self.steps
 
 
 @dataclass(frozen=True)
@@ -237,12 +245,28 @@ class Tally:
 
 
 ConfigClass = TypeVar("ConfigClass", bound=type[TaskConfig])
-# Those of the package are imported when they are needed.
+# Tasks of the package are imported when they are needed.
 _TASKS: dict[str, type[TaskConfig] | str] = {
     "fuzzy_logic": "hyla.tasks.fuzzy_logic",
     "sraven": "hyla.tasks.sraven",
     "recall": "hyla.tasks.recall",
 }
+
+
+# Commands of tasks, `hyla NAME ...`: the module whose `app` has them, and a help text.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sraven": (
+        "hyla.tasks.sraven.commands",
+        "Symbolic Raven's matrices: show, solve, measure, export.",
+    ),
+    "fuzzy": ("hyla.tasks.fuzzy_logic.commands", "Fuzzy logic functions to be learned in context."),
+}
+_SHORT = {"fuzzy_logic": "fuzzy"}  # names that commands have for tasks
+
+
+def command_names() -> dict[str, str]:
+    """Return the registered tasks by the name that commands have for them."""
+    return {_SHORT.get(name, name): name for name in _TASKS}
 
 
 def register_task(name: str) -> Callable[[ConfigClass], ConfigClass]:

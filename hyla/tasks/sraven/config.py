@@ -52,13 +52,13 @@ ATTEMPTS_STREAM = 256  # attempt t at an unambiguous instance uses the split's s
 class SravenConfig(TaskConfig):
     """The settings of SRAVEN.
 
-    features: K symbols of a panel, each governed by a rule. values: F, the number of symbols.
-    held_out: the fraction of all rule combinations that is kept from training.
-    permute: whether each column shows its features in an order of its own; if not, they lie in
-        the order of their rules in all columns.
-    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
-    published_splits: take the combinations that the published code held out, which is known for
-        seeds 0, 1 and 2, 4 features and a quarter held out; others are drawn as without it.
+    features: K, the symbols of a panel, each governed by a rule.
+    values: F, the number of different symbols.
+    held_out: fraction of the rule combinations that is kept from training.
+    permute: show the features of each column in an order of its own, not in that of their rules.
+    split_seed: draws the held-out combinations; with -1 the seed of the data does.
+    published_splits: hold out what the published code held out. Known for seeds 0, 1 and 2 with 4
+        features and a quarter held out; other splits are drawn as without it.
     """
 
     features: int = 4
@@ -125,7 +125,7 @@ class SravenConfig(TaskConfig):
     def recipe(self) -> Recipe:
         """Return the paper's training: 20 million instances."""
         model = sraven_model(features=self.features, values=self.values)
-        return Recipe(model, steps=156_250, evaluate_every=5000)
+        return Recipe(model, instances=20_000_000, evaluate_every=5000)
 
     def bind(self, seed: int | Sequence[int], device: torch.device | str | None = None) -> "Sraven":
         """Make the task under a seed, or under the seed of each member of a population."""
