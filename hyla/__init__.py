@@ -2,7 +2,18 @@
 
 from pathlib import Path
 
-from hyla.attention import ACTIVATIONS, KINDS, Kind, attend, latent_codes
+from hyla.attention import (
+    ACTIVATIONS,
+    KINDS,
+    Kind,
+    attend,
+    import_kind,
+    latent_codes,
+    register_activation,
+    register_kind,
+    register_normaliser,
+    register_value_network,
+)
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
 from hyla.attention.layer import KeyValueCache, MultiHeadAttention
 from hyla.layers import member, stack
@@ -29,10 +40,15 @@ __all__ = [
     "attend",
     "build",
     "fuzzy_logic_model",
+    "import_kind",
     "language_model",
     "latent_codes",
     "load",
     "member",
+    "register_activation",
+    "register_kind",
+    "register_normaliser",
+    "register_value_network",
     "sraven_model",
     "stack",
     "value_networks",

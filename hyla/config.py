@@ -45,6 +45,8 @@ class Config:
             value, wanted = getattr(self, field.name), field.type
             if wanted is float and type(value) is int:
                 continue
+            if hasattr(wanted, "__set__"):  # it has checked the value itself
+                continue
             if isinstance(wanted, type) and type(value) is not wanted:
                 raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")
 

@@ -17,7 +17,8 @@ from hyla.attention.layer import (
     check_dropout,
     token_index,
 )
-from hyla.attention.variants import ACTIVATIONS, KINDS
+from hyla.attention.registry import ACTIVATIONS, find
+from hyla.attention.variants import Kind, KindName
 from hyla.config import Config
 from hyla.errors import bad_value
 from hyla.layers import Embedding, LayerNorm, Linear, gelu, is_watched, lecun_normal_, linear
@@ -31,6 +32,8 @@ class ModelConfig(Config):
     """A transformer. The functions below give the paper's three.
 
     inputs: `continuous` tokens of `input_size` numbers, or a `vocabulary` of `input_size` words.
+    kind: a name of `hyla.KINDS`, or a `Kind`, which is stored as a name of its parts unless it is
+        registered: "softmax.deep.nonlinear". Loading a stored name never imports anything.
     positions: `t5` (`buckets` of distances up to `buckets`), `rotary` or `none`.
     attention_dropout: the fraction of pairs of a query and a key that a step of training leaves
         out, for all sequences and heads; the published code has 0.1.
@@ -50,7 +53,7 @@ class ModelConfig(Config):
     width: int = 128
     heads: int = 16
     head_size: int = 4
-    kind: str = "hyla"
+    kind: KindName = KindName()  # noqa: RUF009  a descriptor
     activation: str = "relu"
     causal: bool = False
     positions: str = "t5"
@@ -69,8 +72,7 @@ class ModelConfig(Config):
         self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
         self._check_at_least(2, "buckets")
         self._check_choice("inputs", INPUTS)
-        self._check_choice("kind", KINDS)
-        self._check_choice("activation", ACTIVATIONS)
+        find(ACTIVATIONS, "activation", self.activation)
         self._check_choice("positions", POSITIONS)
         self._check_choice("feed_forward", FEED_FORWARDS)
         if self.positions == "rotary" and self.head_size % 2:
@@ -89,7 +91,7 @@ class ModelConfig(Config):
         return replace(self, heads=heads, head_size=size // heads)
 
 
-def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
+def fuzzy_logic_model(kind: str | Kind = "hyla", examples: int = 32) -> ModelConfig:
     """The paper's model for fuzzy logic with 4 variables and this many examples in context."""
     return ModelConfig(
         input_size=5,
@@ -103,7 +105,7 @@ def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
 
 
 def sraven_model(
-    kind: str = "hyla",
+    kind: str | Kind = "hyla",
     *,
     layers: int = 4,
     width_factor: int = 1,
@@ -129,7 +131,7 @@ def sraven_model(
     )
 
 
-def language_model(kind: str = "hyla", words: int = 32_000) -> ModelConfig:
+def language_model(kind: str | Kind = "hyla", words: int = 32_000) -> ModelConfig:
     """The paper's language model: 6 causal layers of width 512 with rotary positions."""
     return ModelConfig(
         input_size=words,

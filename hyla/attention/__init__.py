@@ -12,10 +12,35 @@ from torch.autograd import forward_ad
 
 from hyla.attention import fused, reference
 from hyla.attention.fused import Form
-from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind, identity
+from hyla.attention.registry import (
+    ACTIVATIONS,
+    register_activation,
+    register_normaliser,
+    register_value_network,
+)
+from hyla.attention.variants import (
+    KINDS,
+    Kind,
+    find_activation,
+    find_kind,
+    identity,
+    import_kind,
+    register_kind,
+)
 from hyla.errors import bad_value
 
-__all__ = ["ACTIVATIONS", "KINDS", "Kind", "attend", "latent_codes"]
+__all__ = [
+    "ACTIVATIONS",
+    "KINDS",
+    "Kind",
+    "attend",
+    "import_kind",
+    "latent_codes",
+    "register_activation",
+    "register_kind",
+    "register_normaliser",
+    "register_value_network",
+]
 
 
 def attend(
@@ -251,7 +276,7 @@ def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None
     if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1] or v.dtype != k.dtype:
         given = f"{v.dtype} {list(v.shape)}"
         raise bad_value("v", given, f"{k.dtype} {[*k.shape[:-1], 'size']}, as k")
-    if kind.value_network != "deep":
+    if not kind.uses_deep:
         if deep is not None:
             raise bad_value("deep", list(deep.shape), f"None for the kind {kind.title!r}")
         return

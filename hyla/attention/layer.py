@@ -71,7 +71,7 @@ class KeyValueCache:
 
 
 class MultiHeadAttention(nn.Module):
-    r"""Multi-head attention as a hypernetwork, of any kind in `hyla.attention.KINDS`.
+    r"""Multi-head attention as a hypernetwork, of any kind: a name in `hyla.KINDS`, or a `Kind`.
 
     For a query q and a key k, the scores over the heads are the latent code
 
@@ -172,7 +172,7 @@ class MultiHeadAttention(nn.Module):
                 heads, buckets, max_distance, device=device, dtype=dtype
             )
         self.deep: nn.Parameter | None = None
-        if self.kind.value_network == "deep":
+        if self.kind.uses_deep:
             shape = (heads, head_size, head_size)
             self.deep = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
@@ -255,9 +255,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Latent codes of the chosen queries and keys, `[batch, queries, keys, heads]`.
 
-        Only the chosen pairs are computed; the softmax kinds need the scores of all keys for the
-        chosen queries. Token numbers may be negative, as in Python; None means all tokens. mask,
-        lengths and bias are those of `forward`, for all tokens.
+        Only the chosen pairs are computed; a normaliser over keys, such as softmax, needs the
+        scores of all keys for the chosen queries. Token numbers may be negative, as in Python;
+        None means all tokens. mask, lengths and bias are those of `forward`, for all tokens.
 
         >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla")
         >>> layer.codes(torch.randn(2, 10, 48), queries=[-1], keys=[-1]).shape
@@ -266,9 +266,9 @@ class MultiHeadAttention(nn.Module):
         source = self._source(x, context)
         query_positions = token_index("queries", queries, x.shape[-2], x.device)
         chosen_keys = token_index("keys", keys, source.shape[-2], x.device)
-        over_all_keys = self.kind.normaliser == "softmax"
+        over_keys = self.kind.over_keys
         key_positions = (
-            torch.arange(source.shape[-2], device=x.device) if over_all_keys else chosen_keys
+            torch.arange(source.shape[-2], device=x.device) if over_keys else chosen_keys
         )
         pairs = (*x.shape[:-2], self.heads, x.shape[-2], source.shape[-2])
         check_pairs(pairs, mask, lengths, bias)
@@ -291,7 +291,7 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             eps=self.eps,
         )
-        return code_BQKH.index_select(-2, chosen_keys) if over_all_keys else code_BQKH
+        return code_BQKH.index_select(-2, chosen_keys) if over_keys else code_BQKH
 
     def _source(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The tokens that keys and values are made of."""

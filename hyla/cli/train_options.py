@@ -11,8 +11,9 @@ from typing import Annotated, Any, TypeVar
 from tyro.conf import arg
 
 from hyla.attention.layer import POSITIONS
-from hyla.attention.variants import ACTIVATIONS, KINDS
-from hyla.cli.shared import library_split
+from hyla.attention.registry import ACTIVATIONS
+from hyla.attention.variants import KINDS
+from hyla.cli.shared import library_split, typed_kind
 from hyla.errors import bad_value, unknown_name
 from hyla.model import FEED_FORWARDS, ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
@@ -62,7 +63,10 @@ def given(options: Any) -> dict[str, Any]:
 class ModelOptions:
     """The model. What is not given is the paper's."""
 
-    kind: Annotated[str, arg(metavar="KIND", help=f"One of {', '.join(KINDS)}.")] = "hyla"
+    kind: Annotated[
+        str,
+        arg(metavar="KIND", help=f"One of {', '.join(KINDS)}, or your own as package.module:name."),
+    ] = "hyla"
     layers: Whole = None
     """Blocks of attention and feed-forward layer."""
     width: Whole = None
@@ -334,6 +338,7 @@ def _replaced(run: RunConfig, model: ModelOptions, training: TrainingOptions) ->
     """The paper's run with the options that were given."""
     names = {field.name for field in fields(ModelConfig)}
     changes = {name: value for name, value in given(model).items() if name in names}
+    changes["kind"] = typed_kind(model.kind)
     for name in ("experts", "top_k"):
         if name in changes and model.feed_forward != "moe":
             raise bad_value(name, changes[name], "nothing but with --feed-forward moe")

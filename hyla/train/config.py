@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Self
 
+from hyla.attention.variants import Kind
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
 from hyla.model import ModelConfig, fuzzy_logic_model, sraven_model
@@ -215,7 +216,7 @@ PRESETS: dict[str, Callable[[RunConfig], RunConfig]] = {
 def sraven_run(
     members: tuple[Member, ...],
     *,
-    kind: str = "hyla",
+    kind: str | Kind = "hyla",
     layers: int = 4,
     width_factor: int = 1,
     more_heads: bool = True,
@@ -244,7 +245,7 @@ def sraven_run(
 def fuzzy_logic_run(
     members: tuple[Member, ...],
     *,
-    kind: str = "hyla",
+    kind: str | Kind = "hyla",
     steps: int = 50_000,
     task: FuzzyLogicConfig | None = None,
 ) -> RunConfig:
