@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention.fused import BACKENDS, choose
+from hyla.attention.kernels.choice import BACKENDS, choose
 from hyla.train.population import COMPILER_OPTIONS
 
 # Of the output, and of the gradients, by norm. A rounding error may switch a ReLU: one in a

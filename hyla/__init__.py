@@ -14,8 +14,9 @@ from hyla.attention import (
     register_normaliser,
     register_value_network,
 )
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
-from hyla.attention.layer import KeyValueCache, MultiHeadAttention
+from hyla.attention.layer import MultiHeadAttention
 from hyla.layers import member, stack
 from hyla.model import (
     ModelConfig,

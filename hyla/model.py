@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.layer import (
     NO_DROPOUT,
     POSITIONS,
-    KeyValueCache,
     MultiHeadAttention,
     check_dropout,
     token_index,

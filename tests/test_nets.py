@@ -81,7 +81,7 @@ def test_five_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, kind: str, feed_forward: str
 ) -> None:
     # Kernels round otherwise than the reference that the net is of, and a ReLU may switch.
-    monkeypatch.setattr("hyla.attention.fused.choose", lambda *arguments: "reference")
+    monkeypatch.setattr("hyla.attention.kernels.choice.choose", lambda *arguments: "reference")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

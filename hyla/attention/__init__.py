@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hyla.attention import fused, reference
-from hyla.attention.fused import Form
+from hyla.attention import reference
+from hyla.attention.kernels import KernelSpec, choice, input_dtype, operator
 from hyla.attention.registry import (
     ACTIVATIONS,
     register_activation,
@@ -97,12 +97,12 @@ def attend(
     if standard and forward_ad._current_level < 0:
         return _standard_attention(q, k, v, causal, mask, lengths, scale)
     biased = bias is not None or mask is not None
-    chosen = fused.choose(backend, q, k, v, kind, activation, biased, factors is not None)
+    chosen = choice.choose(backend, q, k, v, kind, activation, biased, factors is not None)
     if chosen != "reference":
         relu = phi is not identity
-        form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
+        spec = KernelSpec(kind.normaliser, kind.value_network, relu, causal, scale, eps)
         options = {"mask": mask, "lengths": lengths, "bias": bias, "deep": deep, "factors": factors}
-        return fused.attend(q, k, v, form, chosen, **options)
+        return operator.attend(q, k, v, spec, chosen, **options)
     allowed = _allowed(q, k, causal, mask, lengths, bias)
 
     def reference_attend(q: Tensor, k: Tensor, v: Tensor, deep: Tensor | None) -> Tensor:
@@ -114,7 +114,7 @@ def attend(
         code_BHQK = code_BHQK.to(v.dtype)
         return reference.apply_value_network(code_BHQK, v, kind.value_network, phi, deep)
 
-    dtype = fused.input_dtype(q) if q.device.type == "cpu" else None
+    dtype = input_dtype(q) if q.device.type == "cpu" else None
     if dtype not in (torch.bfloat16, torch.float16):
         return reference_attend(q, k, v, deep)
     # Float32 inside, as in the kernels.
