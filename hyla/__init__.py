@@ -15,6 +15,7 @@ from hyla.attention import (
     register_value_network,
 )
 from hyla.attention.cache import KeyValueCache
+from hyla.attention.checks import KindError, check_kind
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
 from hyla.attention.layer import MultiHeadAttention
 from hyla.layers import member, stack
@@ -34,12 +35,14 @@ __all__ = [
     "KINDS",
     "KeyValueCache",
     "Kind",
+    "KindError",
     "ModelConfig",
     "MultiHeadAttention",
     "Transformer",
     "ValueNetwork",
     "attend",
     "build",
+    "check_kind",
     "fuzzy_logic_model",
     "import_kind",
     "language_model",
