@@ -337,3 +337,19 @@ def test_the_guide_runs(tmp_path: Path) -> None:
         package.load(tmp_path / "runs" / "mine")
     del VALUE_NETWORKS["gated"]  # the guide has one of that name too
     exec(compile(part, "docs/kinds.md", "exec"), {})
+
+
+def test_a_command_imports_the_kind_that_is_typed(
+    hyla: Any, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    train = "train sraven --dry-run --kind"
+    for given, stored in (
+        (f"{module}:named", "named+kind"), (f"{module}:hyla", "hyla"),
+        (f"{module}:unnamed", "none.deep"), ("softmax.deep.nonlinear", "softmax.deep.nonlinear"),
+    ):  # fmt: skip
+        assert hyla.json(train, given)["config"]["model"]["kind"] == stored
+    activation = hyla.json(train, f"{module}:hyla", "--activation", "cubed")
+    assert activation["config"]["model"]["activation"] == "cubed"
+    for wrong in (f"{module}:missing", "no_such_package.x:y", "a b:c", "nobody"):
+        assert hyla.error(train, wrong).startswith("error: --kind: ")
