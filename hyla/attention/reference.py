@@ -21,6 +21,9 @@ from hyla.attention.registry import (
 from hyla.errors import bad_value
 from hyla.layers import gelu
 
+# Built-in normalisers that make 0 of masked scores by themselves: a pass over all pairs is saved.
+ZERO_STAYS_ZERO = ("none", "rms_head")
+
 
 def allowed_pairs(
     query_positions_Q: Tensor,
@@ -75,7 +78,9 @@ def latent_code(
         score_BHQK = score_BHQK.masked_fill(~allowed, 0.0)
     options = {"eps": eps} if part.uses_eps else {}
     code_BHQK = part.function(score_BHQK, allowed, **options)
-    return code_BHQK if allowed is None else code_BHQK.masked_fill(~allowed, 0.0)
+    if allowed is None or normaliser in ZERO_STAYS_ZERO:
+        return code_BHQK
+    return code_BHQK.masked_fill(~allowed, 0.0)
 
 
 @register_normaliser("softmax", over_keys=True)
