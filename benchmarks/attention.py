@@ -1,12 +1,11 @@
-"""How fast the fused attention is, by default of HYLA: `python benchmarks/attention.py`.
+"""Time fused attention, HYLA by default: `python benchmarks/attention.py`.
 
-Each shape is checked first: output and every gradient of the call that is then timed, against the
-reference in float64 for some of its sequences (the gradient of the others' outputs is 0). What is
-wrong is not timed. Times are medians of GPU time, of calls that are captured as a CUDA graph (what
-cannot be is timed with its launches, and named), of forward alone and of forward and backward,
-beside the compiled reference and softmax attention through PyTorch's own kernel, measured in the
-same run. The floor is the longer of the times that an H200 needs for the arithmetic of HYLA and for
-reading the inputs and writing the results once; there is none for a CPU.
+Each shape is first checked: output and all gradients of some sequences must match the float64
+reference (the output gradient of the others is 0). A wrong result is not timed. Times are medians
+of GPU time of forward, and of forward and backward, captured as a CUDA graph; calls that cannot be
+captured include their launches and are marked. The compiled reference and PyTorch's softmax
+attention are timed in the same run. The floor is the time that an H200 needs for HYLA's arithmetic,
+or for reading inputs and writing results once, whichever is longer; CPUs have none.
 """
 
 import argparse
@@ -27,26 +26,26 @@ from hyla import KINDS, attend
 from hyla.attention.kernels.choice import BACKENDS, choose
 from hyla.train.population import COMPILER_OPTIONS
 
-# Of the output, and of the gradients, by norm. A rounding error may switch a ReLU: one in a
-# thousand in bf16, a single one in fp32 (docs/performance.md); tests/shapes.py avoids those.
+# Relative errors of output and gradients, by norm. Rounding may flip a ReLU: one in a thousand in
+# bf16, a single one in fp32 (docs/performance.md); tests/shapes.py avoids this.
 TOLERANCES = {torch.float32: (1e-5, 2e-3), torch.bfloat16: (1e-2, 5e-2)}
-# What an H200 reaches: multiply-adds count twice; bf16 on tensor cores, fp32 on CUDA cores.
+# Achievable on an H200; a multiply-add counts as two; bf16 on tensor cores, fp32 on CUDA cores.
 FLOPS = {torch.float32: 60e12, torch.bfloat16: 790e12}
 BYTES_A_SECOND = 4.3e12
 L2_BYTES = 60 * 2**20
 GRAPH_CALLS = 8
-# Products over heads and head size for each pair: scores, hidden layer, output; backward the first
-# two once more, the hidden layer's gradient, two for the code's, and those of q, k and v.
+# Products over heads and head size per pair. Forward: scores, hidden layer, output. Backward: the
+# first two again, the hidden layer's gradient, two for the code's, and those of q, k and v.
 PRODUCTS = {"forward": 3, "forward and backward": 11}
-# Tensors as large as q or k that are read or written: q, k, v, output; and backward q, k, v, the
-# output's gradient and three gradients.
+# Tensors of the size of q or k that are read or written. Forward: q, k, v, output. Backward: q, k,
+# v, the output's gradient and three gradients.
 QUERY_TENSORS = {"forward": 2, "forward and backward": 5}
 KEY_TENSORS = {"forward": 2, "forward and backward": 6}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A call over this many sequences; bias: `[1, heads, queries, keys]`, with a gradient."""
+    """The shape of a call; bias: `[1, heads, queries, keys]`, with a gradient."""
 
     batch: int
     queries: int
@@ -61,14 +60,14 @@ class Shape:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of a query and a key take part."""
+        """The number of unmasked query-key pairs."""
         pairs = self.queries * self.keys
         if self.causal:
             pairs -= self.queries * (self.queries - 1) // 2
         return self.batch * pairs
 
     def floor(self, what: str) -> dict[str, float]:
-        """Operations and bytes, and the milliseconds that they take at least."""
+        """Return operations and bytes, and their minimal milliseconds."""
         operations = 2.0 * self.pairs * self.heads * self.size * PRODUCTS[what]
         rows = self.queries * QUERY_TENSORS[what] + self.keys * KEY_TENSORS[what]
         moved = self.batch * rows * self.heads * self.size * self.dtype.itemsize
@@ -84,7 +83,7 @@ class Shape:
 
 
 def square(batch: int, tokens: int, heads: int, size: int, **options: Any) -> Shape:
-    """A shape with as many queries as keys."""
+    """Return a shape with as many queries as keys."""
     return Shape(batch, tokens, tokens, heads, size, **options)
 
 
@@ -109,7 +108,7 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def make(shape: Shape, seed: int, device: torch.device) -> tuple[Inputs, Tensor]:
-    """Random q, k, v and bias, and a gradient of the output."""
+    """Return random q, k, v and bias, and a gradient of the output."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
@@ -127,7 +126,7 @@ def make(shape: Shape, seed: int, device: torch.device) -> tuple[Inputs, Tensor]
 
 
 def ours(shape: Shape, backend: str | None) -> Attention:
-    """Attention of a kind through one of the backends."""
+    """Return attention of the shape's kind with a backend."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         return attend(q, k, v, kind=shape.kind, causal=shape.causal, bias=bias, backend=backend)
@@ -136,7 +135,7 @@ def ours(shape: Shape, backend: str | None) -> Attention:
 
 
 def softmax(shape: Shape) -> Attention:
-    """Standard attention through PyTorch, which takes a causal mask or a bias of q's dtype."""
+    """Return PyTorch's softmax attention, which accepts a causal mask or a bias of q's dtype."""
     causal = shape.causal and shape.queries == shape.keys and not shape.bias
 
     def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -149,7 +148,7 @@ def softmax(shape: Shape) -> Attention:
 
 
 def backward(attention: Attention, inputs: Inputs, gradient: Tensor) -> tuple[Tensor, ...]:
-    """The output and the gradients of all inputs."""
+    """Compute the output and the gradients of all inputs."""
     leaves = [x for x in inputs if x is not None]
     out = attention(*inputs)
     return (out.detach(), *torch.autograd.grad(out, leaves, gradient))
@@ -157,20 +156,20 @@ def backward(attention: Attention, inputs: Inputs, gradient: Tensor) -> tuple[Te
 
 @torch.no_grad()
 def forward(attention: Attention, inputs: Inputs, gradient: Tensor) -> tuple[Tensor, ...]:
-    """The output, in a tuple."""
+    """Compute the output, as a tuple."""
     return (attention(*inputs),)
 
 
 def check(
     shape: Shape, attention: Attention, device: torch.device, queries: int | None = None
 ) -> tuple[float, float]:
-    """The errors of output and gradients; raises SystemExit if they are too large.
+    """Return the errors of output and gradients; SystemExit if they are too large.
 
-    The first and the last sequence and some in between are compared (of long sequences fewer), of
-    each all queries or the last so many.
+    Compares the first and the last sequence and some in between (fewer if they are long), each with
+    its last `queries` queries (None: all).
     """
     asking = shape.queries if queries is None else queries
-    # 128 MiB for each float64 tensor over the pairs, or two sequences (the longest: 4 GiB).
+    # At most 128 MiB per float64 tensor over pairs, but at least two sequences (up to 4 GiB).
     count = max(2, 2**27 // (asking * shape.keys * max(shape.heads, shape.size) * 8))
     chosen = torch.linspace(0, shape.batch - 1, min(count, shape.batch)).long().to(device)
     (q, k, v, bias), gradient = make(shape, 0, device)
@@ -207,10 +206,10 @@ def check(
 def milliseconds(
     function: Callable[..., object], sets: list[tuple[Inputs, Tensor]], repeats: int
 ) -> tuple[float, bool]:
-    """The median time of a call, with inputs that are not in the cache; whether as a graph.
+    """Return the median time of a call with inputs that are not cached, and whether as a graph.
 
-    On CUDA that of the device: calls are captured as a graph, for a small kernel is over before
-    Python has launched the next one. What cannot be captured is timed with its launches.
+    On CUDA this is device time. Calls are captured as a graph, because small kernels finish before
+    Python launches the next one. Calls that cannot be captured are timed with their launches.
     """
     if sets[0][1].device.type != "cuda":
         times = []
@@ -221,7 +220,7 @@ def milliseconds(
         return statistics.median(times[1:]), False
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # as a capture wants its first calls to be
+    with torch.cuda.stream(side):  # PyTorch requires warm-up on a side stream before a capture
         for index in range(max(4, len(sets))):
             function(*sets[index % len(sets)])
     torch.cuda.current_stream().wait_stream(side)
@@ -236,7 +235,7 @@ def milliseconds(
 def capture(
     function: Callable[..., object], sets: list[tuple[Inputs, Tensor]], calls: int
 ) -> torch.cuda.CUDAGraph | None:
-    """So many calls as one graph; None if they cannot be captured."""
+    """Capture `calls` calls as one graph; None if they cannot be captured."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
@@ -253,13 +252,13 @@ def capture(
 
 
 def device_time(launch: Callable[[int], object], repeats: int) -> float:
-    """The median of milliseconds between events around a launch."""
+    """Return the median milliseconds between events around a launch."""
     launch(0)
     torch.cuda.synchronize()
     times = []
     for index in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Keeps the device busy for two milliseconds, so that it does not wait for the launch.
+        # Keep the device busy for two milliseconds, so that it does not wait for the launch.
         torch.cuda._sleep(4_000_000)
         start.record()
         launch(index)
@@ -270,7 +269,7 @@ def device_time(launch: Callable[[int], object], repeats: int) -> float:
 
 
 def input_sets(shape: Shape, device: torch.device) -> list[tuple[Inputs, Tensor]]:
-    """Enough inputs that none of them is still in the cache when its turn comes again."""
+    """Return enough inputs that none is still cached when it is used again."""
     one = make(shape, 1, device)
     held = sum(x.nbytes for x in (*one[0], one[1]) if x is not None)
     count = min(64, -(-2 * L2_BYTES // held)) if device.type == "cuda" else 1
@@ -278,7 +277,7 @@ def input_sets(shape: Shape, device: torch.device) -> list[tuple[Inputs, Tensor]
 
 
 def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Checks a shape and times it; the compiled reference has no time if its memory runs out."""
+    """Check a shape and time it; the compiled reference has no time if it runs out of memory."""
     fused = ours(shape, options.backend)
     errors = check(shape, fused, device)
     sets = input_sets(shape, device)
@@ -313,7 +312,7 @@ def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
 
 
 def peak_memory(backend: str | None, device: torch.device) -> dict[str, float]:
-    """MiB of a forward and backward over 16384 tokens beyond inputs, output and gradients."""
+    """Measure the memory of forward and backward over 16384 tokens, beyond inputs and results."""
     attention = ours(MEMORY, backend)
     errors = check(MEMORY, attention, device, queries=64)
     inputs, gradient = make(MEMORY, 1, device)
@@ -327,7 +326,7 @@ def peak_memory(backend: str | None, device: torch.device) -> dict[str, float]:
 
 
 def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Namespace) -> None:
-    """One line of JSON, or a paragraph for people."""
+    """Print one line of JSON or a readable paragraph."""
     if options.json:
         described = asdict(shape) | {"dtype": str(shape.dtype).removeprefix("torch.")}
         about = {"device": options.device_name, "torch": torch.__version__}
@@ -358,7 +357,7 @@ def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Name
         sys.stdout.write("\n")
         if on_gpu and row["with_launches"]:
             names = ", ".join(row["with_launches"])
-            sys.stdout.write(f"    timed with their launches, not as a graph: {names}\n")
+            sys.stdout.write(f"    timed with launches, not as a graph: {names}\n")
     if "peak_mib" in found:
         sys.stdout.write(
             f"  forward and backward: {found['peak_mib']:.0f} MiB beyond inputs and results\n"
@@ -367,12 +366,12 @@ def write(name: str, shape: Shape, found: dict[str, Any], options: argparse.Name
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number in a column, or a dash."""
+    """Format a number, or a dash, as a column."""
     return "       -" if value is None else f"{value:8.{digits}f}"
 
 
 def main() -> None:
-    """Checks, measures, prints a paragraph or a line of JSON for each shape."""
+    """Check, measure and print each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     names = [*SHAPES, "memory"]
     kinds = [name for name, kind in KINDS.items() if kind.value_network != "deep"]
@@ -380,12 +379,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--shape", nargs="+", choices=[*names, "tiny"], metavar="SHAPE",
                         default=names if on_gpu else ON_CPU,
-                        help=f"of {', '.join(names)}; on a CPU {' and '.join(ON_CPU)}")  # fmt: skip
+                        help=f"{', '.join(names)}; on a CPU: {', '.join(ON_CPU)}")  # fmt: skip
     parser.add_argument("--kind", default="hyla", choices=kinds, metavar="KIND")
-    parser.add_argument("--backend", choices=BACKENDS, help="by default the one that is chosen")
+    parser.add_argument("--backend", choices=BACKENDS, help="default: chosen by the shape")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
-    parser.add_argument("--repeats", type=int, default=30, help="at least so many calls are timed")
-    parser.add_argument("--json", action="store_true", help="one line for each shape")
+    parser.add_argument("--repeats", type=int, default=30, help="calls to time, at least")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per shape")
     options = parser.parse_args()
     if options.device.startswith("cuda") and not on_gpu:
         parser.error(f"argument --device: {options.device}, but PyTorch finds no CUDA device")
@@ -401,7 +400,7 @@ def main() -> None:
     for name in options.shape:
         if name == "memory":
             if device.type != "cuda":
-                parser.error("the peak of memory is measured on a GPU")
+                parser.error("argument --shape: memory needs a GPU")
             write(name, MEMORY, peak_memory(options.backend, device), options)
             continue
         shape = TINY if name == "tiny" else SHAPES[name]

@@ -1,10 +1,9 @@
-"""How many tokens a second the paper's language model trains on: `python benchmarks/language.py`.
+"""Time training of the paper's language model, in tokens/s: `python benchmarks/language.py`.
 
-The causal model of 35 million parameters (6 layers, width 512, 8 heads, 1024 tokens, 32,000 words),
-bf16 autocast, forward, cross-entropy and backward compiled as one function, fused AdamW, on random
-words. Prints no rate unless the first loss is that of the reference attention, in fp32 without
-compilation, and its gradient as near to it as bf16 allows. The kinds of attention are measured in
-the same run, and compared.
+The causal model has 35 million parameters (6 layers, width 512, 8 heads, 1024 tokens, 32,000
+words). It trains on random words with bf16 autocast, fused AdamW, and forward, cross-entropy and
+backward compiled as one function. A rate is printed only if the first loss matches uncompiled fp32
+reference attention and its gradient is as close as bf16 allows. All kinds are timed in one run.
 """
 
 import argparse
@@ -24,16 +23,16 @@ from hyla import ModelConfig, MultiHeadAttention, Transformer, build, language_m
 from hyla.train.population import COMPILER_OPTIONS
 
 TOLERANCE = 0.02
-# At the start the loss says little: it is near log(words) whatever attention does. The gradient, by
-# norm over all parameters, may be as far off as that of the reference in bf16 and half as much
-# again: 1 % for softmax and 25 % for HYLA, where a rounding error may switch a ReLU.
+# The initial loss is near log(words) whatever attention does, so the gradient is checked too. Its
+# relative error may be 1.5 times that of the reference in bf16, which is 1 % for softmax and 25 %
+# for HYLA, where rounding may flip a ReLU.
 AS_BF16 = 1.5
 
 Loss = Callable[[Tensor], Tensor]
 
 
 def make(config: ModelConfig, device: torch.device, compiled: bool) -> tuple[Transformer, Loss]:
-    """A model, and its loss in bf16 as a function of words `[batch, tokens + 1]`."""
+    """Return a model and its bf16 loss as a function of words `[batch, tokens + 1]`."""
     model = build(config, seed=0).to(device)
 
     def loss(words: Tensor) -> Tensor:
@@ -46,13 +45,13 @@ def make(config: ModelConfig, device: torch.device, compiled: bool) -> tuple[Tra
 
 
 def cross_entropy(model: Transformer, words: Tensor) -> Tensor:
-    """The mean loss of predicting each word from those before it."""
+    """Compute the mean next-word loss."""
     logits = model(words[:, :-1]).float()
     return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
 
 
 def with_reference_attention(model: Transformer) -> Transformer:
-    """A copy whose layers take the reference."""
+    """Return a copy that uses reference attention."""
     model = copy.deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, MultiHeadAttention):
@@ -61,9 +60,10 @@ def with_reference_attention(model: Transformer) -> Transformer:
 
 
 def check(model: Transformer, loss: Loss, words: Tensor) -> tuple[float, float]:
-    """The errors of the loss and its gradient; raises if they are too large.
+    """Return the errors of loss and gradient; SystemExit if they are too large.
 
-    Of two of the sequences, repeated: the function that is timed, on as many of them.
+    Checks the timed function at its full batch size, filled with copies of two sequences (one, if
+    the batch is odd).
     """
     few = words[: 1 + (len(words) % 2 == 0)]
     reference = with_reference_attention(model)
@@ -88,7 +88,7 @@ def check(model: Transformer, loss: Loss, words: Tensor) -> tuple[float, float]:
 
 
 def milliseconds(model: Transformer, loss: Loss, words: Tensor, steps: int) -> tuple[float, float]:
-    """The median time of a step, forward, backward and AdamW, and the last loss."""
+    """Return the median time of a step (forward, backward, AdamW) and the last loss."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     times, warmup = [], min(5, steps)
     for _ in range(warmup + steps):
@@ -106,19 +106,19 @@ def milliseconds(model: Transformer, loss: Loss, words: Tensor, steps: int) -> t
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
-    """As small as a test on a CPU wants it."""
+    """Return a model small enough for tests on a CPU."""
     sizes = {"layers": 2, "width": 32, "heads": 4, "head_size": 8, "hidden_size": 64}
     return replace(config, **sizes, input_size=101, output_size=101)
 
 
 def main() -> None:
-    """Checks, measures, prints a table or JSON."""
+    """Check, measure and print each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--kind", nargs="+", default=["softmax", "hyla"])
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a sequence")
-    parser.add_argument("--steps", type=int, default=20, help="that are timed")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens per sequence")
+    parser.add_argument("--steps", type=int, default=20, help="steps to time")
     parser.add_argument("--mode", default="compiled", choices=["compiled", "eager"])
     parser.add_argument("--tiny", action="store_true", help="a tiny model, for a CPU")
     parser.add_argument("--json", action="store_true")
@@ -165,12 +165,12 @@ def main() -> None:
 
 
 def write(result: dict[str, object], as_json: bool) -> None:
-    """One line of JSON, or one for people."""
+    """Print one line, as JSON or readable."""
     line = json.dumps(result)
     if not as_json:
         line = (
             "{kind:10}{parameters:12,} parameters, batch {batch}, {mode}:"
-            "{milliseconds_a_step:9.2f} ms a step,{tokens_per_second:10,} tokens/s "
+            "{milliseconds_a_step:9.2f} ms/step,{tokens_per_second:10,} tokens/s "
             "({of_the_first:.2f} of the first); loss off by {loss_error:.0e}, gradients by "
             "{gradient_error:.0e}".format(**result)
         )

@@ -1,8 +1,8 @@
-"""Registers and spills of the CUDA kernels, without a GPU: `python benchmarks/registers.py`.
+"""Check registers and spills of the CUDA kernels, without a GPU: `python benchmarks/registers.py`.
 
-Compiles what a call of each shape would launch with nvcc. Fails if a kernel takes more registers,
-or spills more bytes of them, than registers.json says, which `--write` makes: then fewer threads
-would run at once. One kernel spills, 16 bytes of `sraven-hyla` on sm_90, with nvcc 13.0.
+Compiles the kernels of a call of each shape with nvcc. Fails if a kernel uses more registers or
+spills more bytes than registers.json allows, which would reduce occupancy; `--write` updates that
+file. With nvcc 13.0, one kernel spills: `sraven-hyla` on sm_90, 16 bytes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from hyla.attention.variants import KINDS
 
 
 class Shape(NamedTuple):
-    """A call of a kernel, and the architectures that it is compiled for."""
+    """A call, and the architectures for which its kernels are compiled."""
 
     kernels: ModuleType
     kind: str
@@ -55,7 +55,7 @@ USED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d
 
 
 class Kernel(NamedTuple):
-    """What would be compiled."""
+    """Source, name and macros of a kernel."""
 
     source: Path
     name: str
@@ -63,7 +63,7 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(shape: Shape) -> list[Kernel]:
-    """The kernels that a forward and a backward would launch."""
+    """Return the kernels that forward and backward would launch."""
     found: dict[Kernel, None] = {}
 
     def compile_kernel(
@@ -73,10 +73,9 @@ def kernels_of(shape: Shape) -> list[Kernel]:
         return lambda *arguments: None
 
     kind = KINDS[shape.kind]
-    spec = KernelSpec(
-        kind.normaliser, kind.value_network, kind.nonlinear, not shape.bias, 0.5, 1e-6
-    )
-    sequences = 2048 if shape.kernels is thin else 2  # as many as the kernels are tuned for
+    parts = kind.normaliser, kind.value_network, kind.nonlinear
+    spec = KernelSpec(*parts, not shape.bias, 0.5, 1e-6)
+    sequences = 2048 if shape.kernels is thin else 2  # the batch that the kernels are tuned for
     q = torch.zeros(sequences, shape.tokens, shape.heads, shape.size, dtype=shape.dtype)
     pairs = (shape.tokens, shape.tokens)
     bias = torch.zeros(1, shape.heads, *pairs) if shape.bias else None
@@ -91,7 +90,7 @@ def kernels_of(shape: Shape) -> list[Kernel]:
 
 
 def measure(kernel: Kernel, architecture: str, nvcc: str) -> tuple[int, int]:
-    """Bytes that are spilled, and registers of a thread."""
+    """Return spilled bytes and registers per thread."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             nvcc, "-x", "cu", "-cubin", "--std=c++17", f"-arch={architecture}", "-Xptxas", "-v",
@@ -107,7 +106,7 @@ def measure(kernel: Kernel, architecture: str, nvcc: str) -> tuple[int, int]:
 
 
 def measured(names: list[str], nvcc: str) -> Iterator[tuple[str, int, int]]:
-    """Name, spilled bytes and registers of every kernel of these shapes."""
+    """Yield name, spilled bytes and registers of every kernel of these shapes."""
     for name in names:
         for architecture in SHAPES[name].architectures:
             for number, kernel in enumerate(kernels_of(SHAPES[name])):
@@ -120,14 +119,14 @@ LIMITS = Path(__file__).with_name("registers.json")  # by name: registers, spill
 
 
 def main() -> None:
-    """Compile, print, compare."""
+    """Compile, print and compare with the limits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, metavar="SHAPE", default=[*SHAPES])
-    parser.add_argument("--write", action="store_true", help="state these numbers as the limits")
+    parser.add_argument("--write", action="store_true", help="save the measured numbers as limits")
     options = parser.parse_args()
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        raise SystemExit("nvcc was not found: install the compiler of the CUDA toolkit")
+        raise SystemExit("nvcc not found: install the CUDA toolkit")
     limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
     wrong = False
     for name, spilled, registers in measured(options.shape, nvcc):

@@ -1,9 +1,9 @@
-"""How many SRAVEN instances are generated and solved a second: `python benchmarks/sraven.py`.
+"""Time generating and solving SRAVEN instances: `python benchmarks/sraven.py`.
 
-Prints no time unless the results are right: what the timed functions generate on this device must
-be what is generated on the CPU without compilation (whose rows the tests check), bit for bit, and
-the solver must find the truth among its answers and be calibrated.
-Times are medians over repetitions of a large batch; on a GPU, generation is compiled.
+Rates are printed only if results are right: instances generated on this device must equal, bit for
+bit, those generated uncompiled on the CPU (which the tests check). The solver's answers must
+contain the true one, and its posterior must be calibrated. Times are medians over repetitions of a
+large batch; on a GPU, generation is compiled.
 """
 
 import argparse
@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.tasks.sraven_solver import solve
+from hyla.tasks.sraven.solver import solve
 
 
 def check(device: str) -> None:
-    """Raises unless the solver is right on this device."""
+    """Raise SystemExit unless the solver is right on this device."""
     config = SravenConfig()
     batch = Sraven(config, device=device).batch("all", 20_000)
     solution = solve(batch.panels, config)
     truth = (solution.answers == batch.targets[solution.answer_instance]).all(dim=-1)
     if not solution.answer_instance[truth].equal(torch.arange(20_000, device=device)):
-        raise SystemExit("wrong: the truth is not among the solver's answers")
+        raise SystemExit("wrong: the solver misses the true answer")
     right = (solution.best == batch.targets).all(dim=-1).double().mean()
     if abs(float(right - solution.best_probability.mean())) > 0.01:  # five standard errors
         raise SystemExit("wrong: the posterior is not calibrated")
 
 
 def seconds(work: Callable[[int], Tensor], repeats: int, device: str) -> float:
-    """The median time of a repetition, after one that warms up."""
+    """Return the median time of a repetition, after one to warm up."""
     times = []
     for repeat in range(repeats + 1):
         start = time.perf_counter()
@@ -46,7 +46,7 @@ def seconds(work: Callable[[int], Tensor], repeats: int, device: str) -> float:
 
 
 def measure(device: str, batch: int, repeats: int) -> dict[str, float]:
-    """Instances a second: symbols alone, with one-hot tokens, and solved."""
+    """Measure instances/s of generating symbols, generating one-hot tokens, and solving."""
     task = Sraven(SravenConfig(), device=device)
     index = torch.arange(batch, device=device)
 
@@ -62,7 +62,7 @@ def measure(device: str, batch: int, repeats: int) -> dict[str, float]:
     if not ready[:1000].cpu().equal(exact.panels) or not inputs(index)[:1000].cpu().equal(
         exact.inputs
     ):
-        raise SystemExit("wrong: the generator differs from that of the CPU")
+        raise SystemExit("wrong: generated instances differ from those of the CPU")
     works: dict[str, Callable[[int], Tensor]] = {
         "generated_panels": lambda repeat: panels(index + repeat * batch),
         "generated_tokens": lambda repeat: inputs(index + repeat * batch),
@@ -72,10 +72,10 @@ def measure(device: str, batch: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Checks, measures, prints a table or JSON."""
+    """Check, measure and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, help="8192 on the CPU, 1048576 on a GPU")
+    parser.add_argument("--batch", type=int, help="default: 8192 on the CPU, 1048576 on a GPU")
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

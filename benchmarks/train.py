@@ -1,11 +1,11 @@
-"""How many instances a second a population trains on: `python benchmarks/train.py`.
+"""Time training of a population, in instances/s: `python benchmarks/train.py`.
 
-SRAVEN, 4 layers of width 128 (or more), or fuzzy logic with 32 examples, batch 128 for each member:
-the whole step (data, forward, backward, AdamW), on CUDA replayed as a graph, evaluation excluded.
-Prints no rate unless the result is right: the first gradients and the losses of ten steps of
-members at the beginning, in the middle and at the end must be those of each trained by itself in
-plain PyTorch: fp32, the reference attention, no compilation, none of our kernels. Times are medians
-over repetitions of several steps; `--profile` adds where the time of a step goes, by kernel.
+Trains SRAVEN (4 layers of width 128, or more) or fuzzy logic (32 examples), batch 128 per member. A
+step includes data, forward, backward and AdamW, replayed as a graph on CUDA; evaluation is
+excluded. A rate is printed only if the first, middle and last member match training alone in plain
+PyTorch (fp32, reference attention, uncompiled, no custom kernels) in the gradients of the first
+step and the losses of ten steps. Times are medians over repetitions of several steps; `--profile`
+lists the kernels of a step by time.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from hyla import KINDS, MultiHeadAttention, native
 from hyla.attention.kernels.choice import BACKENDS
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import FEED_FORWARDS, sraven_model
-from hyla.train import RunConfig, fuzzy_logic_run, grid, sraven_run
+from hyla.train import RunConfig, grid
 from hyla.train.population import Population
 
 CHECKED_STEPS = 10
-# Of the loss summed over these steps, and of the gradient of the first one, by norm. HYLA needs the
-# room: a rounding error may switch a ReLU, and its gradients multiply it (docs/performance.md), the
-# more the more layers there are: the second is for 4, and grows with their number up to a half
-# (in fp32 not).
+# Relative errors of the loss summed over these steps and of the first gradient, by norm. HYLA needs
+# such tolerances: rounding may flip a ReLU, which its gradients amplify (docs/performance.md). The
+# second is for 4 layers and, except in fp32, grows with their number, up to 0.5.
 TOLERANCES = {
     "fp32": (1e-3, 0.02), "tf32": (0.01, 0.05), "fp16": (0.01, 0.05), "bf16": (0.02, 0.2)
 }  # fmt: skip
@@ -42,7 +42,7 @@ def make(
     compiled: bool,
     backend: str | None = None,
 ) -> tuple[Population, Tensor]:
-    """A population after the steps that are checked, and its gradients of the first, scaled."""
+    """Return a population after the checked steps, and its scaled gradients of the first step."""
     population = Population(config, which, device, compiled=compiled)
     for model in filter(None, (population.model, population.alone)):
         for module in model.modules():
@@ -58,7 +58,7 @@ def make(
 
 
 def allowed(precision: str, layers: int) -> tuple[float, float]:
-    """How far loss and gradients may be off."""
+    """Return the tolerances of loss and gradients."""
     loss, gradient = TOLERANCES[precision]
     if precision != "fp32":
         gradient = min(0.5, gradient * max(1.0, layers / 4))
@@ -66,7 +66,7 @@ def allowed(precision: str, layers: int) -> tuple[float, float]:
 
 
 def check(config: RunConfig, population: Population, gradients: Tensor) -> tuple[float, float]:
-    """The largest errors of loss and gradients of some members; raises if they are too large."""
+    """Return the largest errors of loss and gradients; SystemExit if they are too large."""
     plain, count = replace(config, precision="fp32"), len(config.members)
     errors = []
     for member in sorted({0, count // 2, count - 1}):
@@ -83,12 +83,12 @@ def check(config: RunConfig, population: Population, gradients: Tensor) -> tuple
 
 
 def steps_at_a_time(population: Population) -> int:
-    """Enough steps that starting and ending them does not count."""
+    """Return enough steps to make the overhead of timing negligible."""
     return 20 if population.device.type == "cuda" else 1
 
 
 def milliseconds(population: Population, repeats: int) -> float:
-    """The median time of a step."""
+    """Return the median time of a step."""
     times, steps = [], steps_at_a_time(population)
     for _ in range(repeats):
         if population.device.type == "cuda":
@@ -103,7 +103,7 @@ def milliseconds(population: Population, repeats: int) -> float:
 
 
 def kernels(population: Population, count: int = 20) -> list[tuple[str, int, float]]:
-    """The kernels of a step that take the most time: name, launches, milliseconds."""
+    """Return the slowest kernels of a step: name, launches, milliseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     steps = steps_at_a_time(population)
@@ -121,7 +121,7 @@ def kernels(population: Population, count: int = 20) -> list[tuple[str, int, flo
 
 
 def main() -> None:
-    """Checks, measures, prints a table or JSON."""
+    """Check, measure and print each combination of options."""
     parser = argparse.ArgumentParser(description=__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
@@ -129,17 +129,17 @@ def main() -> None:
     kinds = ["softmax", "linear", "hyla"]
     parser.add_argument("--kind", nargs="+", default=kinds, choices=KINDS, metavar="KIND")
     parser.add_argument("--feed-forward", default="mlp", choices=FEED_FORWARDS)
-    parser.add_argument("--heads", type=int, default=16, help="of 64 numbers together, in SRAVEN")
-    parser.add_argument("--layers", type=int, help="by default 4 in SRAVEN, 2 in fuzzy logic")
-    parser.add_argument("--width-factor", type=int, default=1, help="with as many times the heads")
+    parser.add_argument("--heads", type=int, default=16, help="SRAVEN only; total width 64")
+    parser.add_argument("--layers", type=int, help="default: 4 in SRAVEN, 2 in fuzzy logic")
+    parser.add_argument("--width-factor", type=int, default=1, help="multiplies width and heads")
     parser.add_argument("--members", nargs="+", type=int, default=[32 if on_gpu else 2])
     precisions = ["bf16", "fp16", "tf32"] if on_gpu else ["fp32"]
     parser.add_argument("--precision", nargs="+", default=precisions, choices=TOLERANCES)
     parser.add_argument("--attention-dropout", nargs="+", type=float, default=[0.0])
     parser.add_argument("--mode", nargs="+", default=["compiled"], choices=["compiled", "eager"])
-    parser.add_argument("--backend", choices=BACKENDS, help="of attention, by default the fastest")
+    parser.add_argument("--backend", choices=BACKENDS, help="default: the fastest")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--profile", action="store_true", help="on a GPU")
+    parser.add_argument("--profile", action="store_true", help="list kernels by time (GPU only)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -153,9 +153,9 @@ def main() -> None:
         parser.error(f"{names}: expected whole numbers of at least 1")
     size = {"layers": options.layers, "width_factor": options.width_factor}
     if options.device != "cpu" and not on_gpu:
-        parser.error(f"--device: expected cpu, for there is no GPU here, got {options.device}")
+        parser.error(f"--device: expected cpu (PyTorch sees no GPU), got {options.device}")
     if options.device == "cpu" and "tf32" in options.precision:
-        parser.error("--precision: expected another than tf32, which takes a GPU")
+        parser.error("--precision: tf32 needs a GPU")
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     if not options.json:
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def write(result: dict[str, object], as_json: bool) -> None:
-    """One line of JSON, or a line for people with the kernels below it."""
+    """Print one line, as JSON or readable with the kernels below it."""
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
@@ -208,7 +208,7 @@ def write(result: dict[str, object], as_json: bool) -> None:
     sys.stdout.write(
         "{kind:10}{feed_forward:5}{heads:2} heads, {precision:5}{members:4} members, "
         "dropout {attention_dropout:g}, {mode:9}"
-        "{milliseconds_a_step:8.2f} ms a step,{instances_per_second:9,} instances/s; "
+        "{milliseconds_a_step:8.2f} ms/step,{instances_per_second:9,} instances/s; "
         "loss off by {loss_error:.0e}, gradients by {gradient_error:.0e}\n".format(**result)
     )
     for kernel, launches, time_taken in result.get("kernels", []):

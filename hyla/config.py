@@ -45,9 +45,10 @@ class Config:
             value, wanted = getattr(self, field.name), field.type
             if wanted is float and type(value) is int:
                 continue
-            if hasattr(wanted, "__set__"):  # it has checked the value itself
+            # A descriptor has checked the value itself.
+            if not isinstance(wanted, type) or hasattr(wanted, "__set__") or type(value) is wanted:
                 continue
-            if isinstance(wanted, type) and type(value) is not wanted:
+            if not (issubclass(wanted, Config) and isinstance(value, wanted)):  # a task's own class
                 raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")
 
     def _check_at_least(self, minimum: int, *names: str) -> None:

@@ -14,12 +14,12 @@ from types import FrameType
 
 import torch
 
-from hyla.analysis.summary import CONTROL, F1
 from hyla.attention.hypernetwork import value_networks
 from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import KINDS
 from hyla.experiments import EXPERIMENTS
 from hyla.experiments.demo import LAYERS
+from hyla.experiments.paper.latent_codes import CONTROL, F1
 from hyla.experiments.paper.sraven import THREE
 from hyla.experiments.rows import all_rows
 from hyla.experiments.run import Options, run_experiment

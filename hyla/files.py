@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks that end with their process, JSON without NaN."""
+"""Atomic file writes, locks that are released when their process ends, JSON without NaN."""
 
 import json
 import math
@@ -19,19 +19,19 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = ".partial"
-SHOWN = 8  # differences that are listed
+SHOWN = 8  # differences listed in a message
 NOTHING = object()
 
 
 class TargetError(ValueError):
-    """A file cannot be written where it should go."""
+    """A file cannot be written at the given path."""
 
 
 @contextmanager
 def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block ends well; after an error nothing is left of it.
+    """Open a file that appears under its name only if the block succeeds.
 
-    It is written beside its target under a temporary name, synced to the disk and renamed.
+    It is written beside its target under a temporary name, synced to disk and renamed.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder, new_file(Path(folder, "a"), overwrite=False) as file:
@@ -55,10 +55,7 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes what `new_file` left in a folder when its process was killed.
-
-    Only for a folder that no other process writes to.
-    """
+    """Remove temporary files that a killed process left; no other process may use the folder."""
     for left in folder.glob(f".*{PARTIAL}"):
         left.unlink(missing_ok=True)
 
@@ -67,7 +64,7 @@ def _check_target(path: Path, target: Path, overwrite: bool) -> None:
     if not target.parent.is_dir():
         raise _target_error(path, "none", f"an existing folder {str(target.parent)!r}")
     if not os.access(target.parent, os.W_OK):
-        raise _target_error(path, target.parent, "a folder that you may write to")
+        raise _target_error(path, target.parent, "a writable folder")
     if not target.exists():
         return
     if not stat.S_ISREG(target.stat().st_mode):
@@ -81,7 +78,7 @@ def _target_error(path: Path, given: object, expected: str) -> TargetError:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the new name last through a power failure, where the system can do that."""
+    """Make the new name survive a power failure, where the system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -91,10 +88,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def lock(path: Path) -> int | None:
-    """Locks a file, which is created if need be; BlockingIOError if another process has locked it.
+    """Lock a file, creating it if needed; BlockingIOError if another process holds the lock.
 
-    The lock lasts until the descriptor that is returned is closed or the process ends, however it
-    ends. None where the system or the file system has no locks.
+    The lock lasts until the returned descriptor is closed or the process ends, even if killed.
+    Returns None where the system or the file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -111,7 +108,7 @@ def lock(path: Path) -> int | None:
 def _flock(descriptor: int) -> None:
     if fcntl is None:
         raise OSError("this system has no locks")
-    for _ in range(4):  # `is_locked` may have it for a moment
+    for _ in range(4):  # `is_locked` may hold it briefly
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
@@ -121,12 +118,12 @@ def _flock(descriptor: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process that is alive holds the `lock` of a file."""
+    """Whether a process holds the `lock` of a file."""
     if fcntl is None:
         return False
     try:
         with path.open("rb") as handle:
-            # Closing the file gives this lock back.
+            # Closing the file releases this lock.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -136,7 +133,7 @@ def is_locked(path: Path) -> bool:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON in which a number that is not finite is null: not every reader knows NaN.
+    """Serialise to JSON with null for NaN and infinity, which standard JSON lacks.
 
     >>> to_json({"loss": [0.5, float("nan")]})
     '{"loss": [0.5, null]}'
@@ -145,7 +142,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for every number that is not finite.
+    """Replace every NaN and infinity with None.
 
     >>> without_nan((1.0, {"a": float("inf")}))
     [1.0, {'a': None}]
@@ -158,7 +155,7 @@ def without_nan(value: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ValueError if it holds anything else."""
+    """Read the JSON object in a file; ValueError if it holds anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -169,7 +166,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, one_is: str, other_is: str) -> str:
-    """The fields in which two JSON values differ, by their paths; nothing if they are equal.
+    """List the fields in which two JSON values differ, by path; empty if they are equal.
 
     >>> differences({"model": {"layers": [4]}}, {"model": {"layers": [8]}}, "here", "there")
     'model.layers[0]: 4 here, 8 there'

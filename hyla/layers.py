@@ -1,9 +1,8 @@
 """Linear, LayerNorm and Embedding whose parameters may carry a leading population axis.
 
-`stack` turns a list of equal modules into one whose every parameter has the members along its
-first axis; the inputs then carry the same axis, `[member, batch, tokens, ...]`, and member m
-computes what it computes alone. Nothing else changes: a module looks at its own parameters to
-see whether it is stacked.
+`stack` combines modules of the same structure into one whose parameters have the members along the
+first axis. Inputs then have the same axis, `[member, batch, tokens, ...]`, and each member computes
+what it computes alone. A module knows that it is stacked by the shapes of its parameters.
 """
 
 import copy
@@ -19,20 +18,20 @@ from torch.autograd import forward_ad
 from hyla import products
 from hyla.errors import bad_value
 
-# Standard deviation of a standard normal variable cut off at -2 and 2.
+# Standard deviation of a standard normal variable truncated at -2 and 2.
 TRUNCATED_STD = 0.87962566103423978
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def lecun_normal_(weight: Tensor, fan_in: int) -> None:
-    """Fills with a normal distribution cut off at two deviations, of variance 1 / fan_in.
+    """Fill with a normal distribution of variance 1 / fan_in, truncated at two deviations.
 
-    By the inverse of its distribution: `nn.init.trunc_normal_` draws other weights in PyTorch 2.13
-    than in 2.11, and a seed should mean the same model in both.
+    Samples by inverting the CDF: `nn.init.trunc_normal_` draws different weights in PyTorch 2.11
+    and 2.13, but a seed must give the same model in both.
     """
     std = 1 / math.sqrt(fan_in) / TRUNCATED_STD
-    most = math.erf(math.sqrt(2))  # the share of a normal variable that is within two deviations
+    most = math.erf(math.sqrt(2))  # probability of a normal variable within two deviations
     with torch.no_grad():
         weight.uniform_(-most, most).erfinv_().mul_(std * math.sqrt(2)).clamp_(-2 * std, 2 * std)
 
@@ -54,7 +53,7 @@ class Linear(nn.Linear):
 
 
 def is_watched(layer: nn.Module) -> bool:
-    """Whether a layer is not just a `Linear` that nothing but its weights decides about."""
+    """Whether calling a layer can do more than `Linear.forward`: a subclass, a patch or hooks."""
     of_forward = layer._forward_hooks, layer._forward_pre_hooks
     hooks = (*of_forward, layer._backward_hooks, layer._backward_pre_hooks)
     replaced = type(layer) is not Linear or "forward" in vars(layer)
@@ -62,21 +61,21 @@ def is_watched(layer: nn.Module) -> bool:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation, as everywhere in the paper's models."""
+    """GELU in its tanh approximation, as in all of the paper's models."""
     return F.gelu(x, approximate="tanh")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, after_gelu: bool = False) -> Tensor:
-    """`F.linear`, for each member with its own weights if there is a population axis.
+    """Apply `F.linear`, with separate weights for each member if there is a population axis.
 
-    after_gelu: of gelu(x) in the place of x.
+    after_gelu: apply it to gelu(x).
     """
     if weight.ndim == 2 and products.suits(x, weight, bias):
         y = products.linear(x.flatten(0, -2), weight, bias, gelu=after_gelu)
         return y.unflatten(0, x.shape[:-1])
     if weight.ndim == 3 and weight.shape[0] == 1 and x.device.type == "cpu":
         check_population(x, weight)
-        # Not x[0], whose gradient is first filled with zeros.
+        # Not x[0]: its backward fills a whole tensor with zeros first.
         bias = None if bias is None else bias.squeeze(0)
         y = linear(x.squeeze(0), weight.squeeze(0), bias, after_gelu=after_gelu)
         return y.unsqueeze(0)
@@ -86,25 +85,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, after_gelu: bool =
         return F.linear(x, weight, bias)
     check_population(x, weight)
     x_MND = x.flatten(1, -2)
-    # Products in half precision need no help: cuBLAS has a kernel for the gradient of the weights.
+    # Not in half precision, where cuBLAS has a fast kernel for the weight gradient.
     single = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-    # With a forward mode, `Product` could not be compiled.
+    # Not in forward mode: `Product` has no jvp, since torch.compile rejects one.
     if x.device.type == "cuda" and single and forward_ad._current_level < 0:
         product: Any = Product.apply
         y_MNE = product(x_MND, weight, parts_of_sum(x_MND.shape[1], weight.shape))
     else:
         y_MNE = torch.bmm(x_MND, weight.mT)
     if bias is not None:
-        # Not baddbmm, which first copies the bias to every row, in a kernel of its own.
+        # Not baddbmm, which first copies the bias to every row in a separate kernel.
         y_MNE = y_MNE + bias.unsqueeze(1).to(y_MNE.dtype)
     return y_MNE.unflatten(1, x.shape[1:-1])
 
 
 def parts_of_sum(tokens: int, shape_MED: Sequence[int]) -> int:
-    """In how many parts the gradient of weights is best summed over tokens on a GPU.
+    """Return into how many parts a GPU should split the weight gradient's sum over tokens.
 
-    In fp32 and tf32 cuBLAS has one block for each tile of it, which for few members leaves most of
-    the GPU idle: 38 % of a step of 4 members was spent there (docs/performance.md).
+    In fp32 and tf32, cuBLAS runs one block per output tile, which leaves most of the GPU idle for
+    few members: it took 38 % of a step of 4 members (docs/performance.md).
     """
     members, outputs, inputs = shape_MED
     tiles, parts = members * -(-outputs // 64) * -(-inputs // 64), 1
@@ -114,7 +113,7 @@ def parts_of_sum(tokens: int, shape_MED: Sequence[int]) -> int:
 
 
 class Product(torch.autograd.Function):
-    """x W^T for each member; the gradient of W is summed over tokens in parts, then over these."""
+    """x W^T for each member; the gradient of W is first summed over parts of the tokens."""
 
     generate_vmap_rule = True
 
@@ -161,7 +160,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Embedding(nn.Embedding):
-    """`nn.Embedding` of standard deviation 1 / sqrt(width), with an optional population axis."""
+    """`nn.Embedding`, initial deviation 1 / sqrt(width), with an optional population axis."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
@@ -170,21 +169,21 @@ class Embedding(nn.Embedding):
         if self.weight.ndim == 2:
             return super().forward(tokens)
         check_population(tokens, self.weight)
-        # Not one index for all, of which a negative number would take the last words.
+        # Not indexing weight[member, token], which would accept negative tokens.
         return torch.stack([F.embedding(*pair) for pair in zip(tokens, self.weight, strict=True)])
 
 
 def check_population(x: Tensor, parameter: Tensor) -> None:
-    """Refuses an input that does not carry the population axis of a stacked parameter."""
+    """Raise ValueError unless an input has the population axis of a stacked parameter."""
     if x.ndim < 3 or x.shape[0] != parameter.shape[0]:
         members = parameter.shape[0]
         raise bad_value("input", list(x.shape), f"[member, batch, ...] with {members} members")
 
 
 def stack(members: Sequence[Module]) -> Module:
-    """One module that computes all members at once, along a leading population axis.
+    """Combine modules into one that computes all of them along a leading population axis.
 
-    The members must be alike in everything but the values of their parameters.
+    The members may differ only in the values of their parameters.
 
     >>> population = stack([Linear(3, 5), Linear(3, 5)])
     >>> population(torch.randn(2, 7, 3)).shape
@@ -199,7 +198,7 @@ def stack(members: Sequence[Module]) -> Module:
         if differing:
             name = differing[0]
             given = f"{name} = {first.get(name)} in member 0, {settings.get(name)} in {index}"
-            raise bad_value("members", given, "modules alike in all but their parameters' values")
+            raise bad_value("members", given, "modules that differ only in parameter values")
     stacked = copy.deepcopy(members[0])
     _replace_parameters(
         stacked, lambda name, _: torch.stack([m.get_parameter(name).detach() for m in members])
@@ -208,33 +207,33 @@ def stack(members: Sequence[Module]) -> Module:
 
 
 def member(population: Module, index: int) -> Module:
-    """Member `index` of a stacked module, as a module of its own that shares nothing with it."""
+    """Return member `index` of a stacked module as an independent copy."""
     sizes = {parameter.shape[:1] for parameter in population.parameters()}
     if len(sizes) > 1 or torch.Size([]) in sizes or any(map(_is_alone, population.modules())):
-        raise bad_value("population", "one that is not stacked", "what hyla.stack([...]) gives")
+        raise bad_value("population", "an unstacked module", "a result of hyla.stack([...])")
     for (count,) in sizes:
         if not -count <= index < count:
-            raise bad_value("index", index, f"a member's number, from 0 to {count - 1}")
+            raise bad_value("index", index, f"a member from {-count} to {count - 1}")
     alone = copy.deepcopy(population)
     _replace_parameters(alone, lambda _, parameter: parameter.detach()[index].clone())
     return alone
 
 
 def _is_alone(part: nn.Module) -> bool:
-    """Whether this is a layer without a population axis; of modules of others it cannot be said."""
+    """Whether this is one of our layers without a population axis."""
     axes = {Linear: 2, Embedding: 2, LayerNorm: 1}.get(type(part))
     return axes is not None and part.get_parameter("weight").ndim == axes
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """Everything of a module but the values of its parameters, by name."""
+    """Return everything about a module except the values of its parameters, by name."""
     settings: dict[str, object] = {}
     for path, part in module.named_modules():
         settings[path or "module"] = type(part).__name__
         for name, value in vars(part).items():
             if not name.startswith("_"):
                 settings[f"{path}.{name}".removeprefix(".")] = value
-    first: dict[Tensor, str] = {}  # names of parameters, of shared ones the first
+    first: dict[Tensor, str] = {}  # the first name of each parameter
     for name, p in module.named_parameters(remove_duplicate=False):
         shared = first.setdefault(p, name)
         own = (tuple(p.shape), p.dtype, p.requires_grad)
@@ -245,7 +244,7 @@ def _settings(module: nn.Module) -> dict[str, object]:
 
 
 def _replace_parameters(module: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
-    """Gives each parameter another value; one that has several names keeps them."""
+    """Give each parameter a new value; shared parameters stay shared."""
     new: dict[Tensor, nn.Parameter] = {}
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         if parameter not in new:
@@ -254,7 +253,7 @@ def _replace_parameters(module: nn.Module, value: Callable[[str, Tensor], Tensor
 
 
 def replace_parameter(module: nn.Module, name: str, value: Tensor, requires_grad: bool) -> None:
-    """Makes a tensor of any shape the parameter of this name; the two share their memory."""
+    """Replace a parameter with a tensor of any shape, sharing the tensor's memory."""
     _set_parameter(module, name, nn.Parameter(value, requires_grad))
 
 

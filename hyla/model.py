@@ -276,6 +276,7 @@ class Transformer(nn.Module):
         lengths: Tensor | None = None,
         cache: Sequence[KeyValueCache] | None = None,
         last: int | None = None,
+        at: Tensor | None = None,
         factors: Tensor | None = None,
     ) -> Tensor:
         """tokens: numbers `[batch, tokens, input_size]` or words `[batch, tokens]`.
@@ -283,6 +284,7 @@ class Transformer(nn.Module):
         lengths: how many tokens of each sequence take part. cache: from `new_cache`, for decoding
         sequences of one length; it takes no lengths, which would hide the new tokens.
         last: give only the logits of the last so many tokens; the last block computes no others.
+        at: give only the logits of the tokens at these positions, `[batch, number]`.
         factors: of the latent codes, `[layers, tokens, tokens]`, or with a population `[layers,
             member, tokens, tokens]`, as `dropout_factors` makes them; without them a model in
             training draws its own.
@@ -301,6 +303,8 @@ class Transformer(nn.Module):
             if of_pairs is not None and of_pairs.ndim > 2:
                 of_pairs = of_pairs.unsqueeze(-3)  # all sequences of a member share them
             x_BTD = block(x_BTD, lengths=lengths, cache=part, last=asking, factors=of_pairs)
+        if at is not None:
+            x_BTD = x_BTD.gather(-2, at.unsqueeze(-1).expand(*at.shape, x_BTD.shape[-1]))
         x_BTD = self.norm(x_BTD)
         if self.output is not None:
             return self.output(x_BTD)

@@ -1,7 +1,7 @@
-"""Libraries of compiled code: shipped with the package, or built at the first use and cached.
+"""Compiled libraries: prebuilt in the wheel, or built on first use and cached.
 
-Nothing is looked for at import. Where no library can be had, `load` says so once, on stderr, and
-the caller does without.
+Importing this module touches neither files nor compiler. If a library is unavailable, `load` warns
+once on stderr and the caller falls back to PyTorch.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-w"),
 )
 COMPILE_SECONDS = 600
-# What a processor must have besides the next, by /proc/cpuinfo, to run a library of a wheel.
+# CPU flags (as in /proc/cpuinfo) that each prebuilt variant needs on top of those below it.
 VARIANTS = {
     "x86-64-v4-bf16": {"avx512_bf16"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -39,11 +39,11 @@ VARIANTS = {
     "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"},
 }
 BF16 = "-bf16"
-LEVEL = "HYLA_CPU"  # variable that takes a lower variant than the processor's, to test or measure
+LEVEL = "HYLA_CPU"  # environment variable that selects a lower variant, for tests and benchmarks
 
 
 class BuildError(Exception):
-    """Why a library cannot be built, and what to do about it."""
+    """A library cannot be built; the message says why and what to do."""
 
 
 _lock = threading.RLock()
@@ -52,9 +52,9 @@ _reports: dict[str, dict[str, Any]] = {}
 
 
 def load(name: str) -> ctypes.CDLL | None:
-    """Return a library of `SOURCES`, or None; `describe` gives the reason.
+    """Return a library of `SOURCES`, or None; `describe` then gives the reason.
 
-    A prebuilt library for this processor comes first, then the cache, then the compiler.
+    Tries a prebuilt library for this processor, then the cache, then the compiler.
     """
     with _lock:
         if name not in _libraries:
@@ -65,7 +65,7 @@ def load(name: str) -> ctypes.CDLL | None:
 
 
 def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
-    import torch  # noqa: F401  Before any library: they share the threads of its OpenMP.
+    import torch  # noqa: F401  Must come first: the libraries use PyTorch's OpenMP threads.
 
     for variant in allowed_variants():
         path = PREBUILT / f"{name}-{variant}.so"
@@ -80,7 +80,7 @@ def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(path))
     except (BuildError, OSError) as error:
         if path.is_file():
-            path.unlink(missing_ok=True)  # what cannot be loaded is no library
+            path.unlink(missing_ok=True)  # so that the next process rebuilds it
         report["reason"] = str(error)
         _say(f"no CPU kernels: {error}. The slower reference is used.")
         return None
@@ -89,9 +89,9 @@ def _load(name: str, report: dict[str, Any]) -> ctypes.CDLL | None:
 
 
 def build(name: str, march: str = "native") -> Path:
-    """Return the path of a library compiled for a processor; compile it if it is not cached.
+    """Return the path of a library compiled for a processor; compile it unless cached.
 
-    march: as the compiler's -march; `native` is this processor.
+    march: the compiler's -march; `native` is this processor.
     """
     source, command = SOURCES[name], compiler()
     if command is None:
@@ -108,7 +108,7 @@ def build(name: str, march: str = "native") -> Path:
     except OSError as error:
         folder = _temporary_folder()
         _say(
-            f"cannot write to {path.parent} ({error.strerror}): set XDG_CACHE_HOME to keep kernels"
+            f"cannot write to {path.parent} ({error.strerror}): set XDG_CACHE_HOME to cache kernels"
         )
         path = folder / path.name
         if _intact(path):
@@ -158,7 +158,7 @@ def _compile(source: Path, arguments: list[str], path: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
         why = lines[0].strip() or f"exit code {done.returncode}"
         raise BuildError(f"{arguments[0]} failed ({why}); install g++ 12 or newer")
-    # A checksum after the library: loading one cut short could kill the process.
+    # Append a checksum: loading a truncated library could crash the process.
     with path.open("rb+") as file:
         checksum = hashlib.sha256(file.read()).digest()
         file.write(checksum)
@@ -174,7 +174,7 @@ def _intact(path: Path) -> bool:
 
 @contextlib.contextmanager
 def using(name: str, library: ctypes.CDLL | None) -> Iterator[None]:
-    """Replace a library within a `with` block; for tests."""
+    """Replace a library within a `with` block, for tests."""
     with _lock:
         before = dict(_libraries)
         _libraries[name] = library
@@ -187,7 +187,7 @@ def using(name: str, library: ctypes.CDLL | None) -> Iterator[None]:
 
 
 def describe() -> dict[str, Any]:
-    """Return what is known of compiler, cache and libraries; build nothing.
+    """Return the state of compiler, cache and libraries without building anything.
 
     >>> sorted(describe())
     ['cache', 'compiler', 'libraries', 'variants', 'version']
@@ -207,7 +207,7 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path("~/.cache").expanduser()) / "hyla"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # no home directory
         return Path("/nonexistent")
 
 
@@ -215,7 +215,7 @@ def compiler() -> list[str] | None:
     """Return the command of the C++ compiler: $CXX, g++ or clang++; None without one."""
     try:
         chosen = shlex.split(os.environ.get("CXX", ""))
-    except ValueError:  # a quote without its other half
+    except ValueError:  # unbalanced quotes
         chosen = []
     for command in (chosen, ["g++"], ["clang++"]):
         if command and shutil.which(command[0]):
@@ -224,7 +224,7 @@ def compiler() -> list[str] | None:
 
 
 def compiler_version() -> str:
-    """Return the first line that the compiler says of itself."""
+    """Return the first line of the compiler's `--version`; empty without a compiler."""
     command = compiler()
     if command is None:
         return ""
@@ -239,7 +239,7 @@ def compiler_version() -> str:
 
 @cache
 def processor() -> tuple[str, ...]:
-    """Return machine, model and vendor of the processor, and its flags."""
+    """Return architecture, model, vendor and flags of the processor."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -251,23 +251,23 @@ def processor() -> tuple[str, ...]:
 
 
 def vendor() -> str:
-    """Return the maker of the processor, such as AuthenticAMD."""
+    """Return the processor's vendor, such as AuthenticAMD."""
     return processor()[2]
 
 
 def hide_from_compiler(function: Callable[[], bool]) -> None:
-    """Let `torch.compile` take what a function returns now, and not follow it.
+    """Make `torch.compile` treat a function's result as constant instead of tracing it.
 
-    As `torch.compiler.assume_constant_result`, which imports the whole compiler to do this.
+    Same as `torch.compiler.assume_constant_result`, without importing the whole compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
 def keep_memory() -> None:
-    """Let this process keep what it frees: a training step asks for the same memory again.
+    """Make glibc keep freed memory, which the next training step allocates again.
 
-    Otherwise each large tensor is made of new pages, which took a fifth of a step.
+    Otherwise every large tensor gets new pages, whose faults took a fifth of a step.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         threshold_of_mapping, threshold_of_trimming = -3, -1
@@ -277,12 +277,12 @@ def keep_memory() -> None:
 
 
 def has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 by itself, so that such products pay."""
+    """Whether the processor has bfloat16 products in hardware."""
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor()[3:])
 
 
 def allowed_variants() -> list[str]:
-    """Return the supported variants from that of $HYLA_CPU down."""
+    """Return the supported variants, highest first, limited by $HYLA_CPU."""
     found, level = supported_variants(), os.environ.get(LEVEL)
     if not level:
         return found
@@ -292,7 +292,7 @@ def allowed_variants() -> list[str]:
 
 
 def supported_variants() -> list[str]:
-    """Return the levels of x86-64 that this processor runs, the highest first."""
+    """Return the variants that this processor supports, highest first."""
     found: list[str] = []
     flags = set(processor()[3:])
     needed: set[str] = set()
@@ -305,7 +305,7 @@ def supported_variants() -> list[str]:
 
 @cache
 def _temporary_folder() -> Path:
-    # Removed at exit: the object is kept by its finalizer alone.
+    # `_kept` holds the object, so that the folder is removed at exit and not before.
     folder = tempfile.TemporaryDirectory(prefix="hyla-")
     _kept.append(folder)
     return Path(folder.name)

@@ -1,4 +1,4 @@
-"""Jobs in several processes at once, which end together."""
+"""Run jobs in parallel processes that stop together."""
 
 import multiprocessing
 import os
@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-INTERRUPTED = 130  # what a process ends with after Ctrl-C
+INTERRUPTED = 130  # exit code after Ctrl-C
 
-Job = Callable[[], None]  # that can be pickled
+Job = Callable[[], None]  # must be picklable
 
 
 def run_all(jobs: Mapping[str, Job], processes: int) -> Iterator[tuple[str, int]]:
-    """Runs jobs in their order, at most so many at once; gives name and exit code as each ends.
+    """Run jobs in order, at most `processes` at once; yield name and exit code as each ends.
 
-    Ctrl-C in one of them is Ctrl-C here. When the caller stops asking, or is itself interrupted,
-    those that run are asked to end, and waited for: they may save first.
+    Ctrl-C in a job raises KeyboardInterrupt here. If the caller stops iterating or is interrupted,
+    running jobs get SIGTERM and are waited for, so that they can save.
     """
     spawn = multiprocessing.get_context("spawn")
     waiting, running = list(jobs.items()), dict[str, BaseProcess]()
@@ -46,12 +46,12 @@ def _run(job: Job) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         job()
-    except KeyboardInterrupt:  # told by the process that waits for this one
+    except KeyboardInterrupt:  # reported by the parent process
         sys.exit(INTERRUPTED)
 
 
 def _end_with_parent() -> None:
-    """Asks this process to end when the one that started it is gone, however it went."""
+    """Send this process SIGTERM when its parent is gone, even if killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -59,7 +59,7 @@ def _end_with_parent() -> None:
 
 
 def told(code: int) -> str:
-    """An exit code in words.
+    """Describe an exit code in words.
 
     >>> told(-9)
     'killed by SIGKILL, as when memory runs out'

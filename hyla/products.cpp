@@ -1,12 +1,12 @@
-// Products of float32 matrices and AdamW in one pass, for processors on which MKL is slow.
+// float32 matrix products and one-pass AdamW, for processors on which MKL is slow.
 //
 // y[N, E] = x[N, K] W[E, K]^T + b with its gradients dx = g W, dW = g^T x, db = sum_n g.
 // One matrix is packed into panels of NR columns; a tile of MR x NR sums stays in registers while
-// it runs down a panel. Threads split rows, so a result does not depend on their number.
-// Options: HALF rounds the factors to bfloat16, two of which make one number of a panel; sums and
-// results stay float32. GELU takes gelu(x), by tanh, in the place of x, a few rows at a time.
+// it runs down a panel. Threads split rows, so results do not depend on the number of threads.
+// Options: HALF rounds the factors to bfloat16 and packs two of them into one panel element; sums
+// and results stay float32. GELU uses gelu(x) (tanh) in place of x, computed a few rows at a time.
 //
-// Plain C ABI. Functions return 0, or 1 if there is no memory.
+// Plain C ABI. Functions return 0, or 1 if memory cannot be allocated.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace {
 #if defined(__AVX512F__)
-constexpr int L = 16, NV = 4;  // numbers of a vector, vectors of a panel
+constexpr int L = 16, NV = 4;  // floats per vector, vectors per panel row
 #elif defined(__AVX__)
 constexpr int L = 8, NV = 2;
 #else
@@ -30,16 +30,16 @@ constexpr int L = 4, NV = 2;
 constexpr int NR = NV * L, MR = 6;
 constexpr int HALF = 1, GELU = 2;
 constexpr int64_t DEPTH = 128;   // tokens that a weight gradient packs at a time
-constexpr int64_t ROWS = 12 * MR;  // rows that one panel is used for before the next
-constexpr int64_t LARGEST = 1 << 16;  // weights that a core keeps in its cache beside the rest
-constexpr int64_t PARTS = 16;  // of the tokens, for as many threads
+constexpr int64_t ROWS = 12 * MR;  // rows computed with one panel before the next
+constexpr int64_t LARGEST = 1 << 16;  // most weights that fit a core's cache beside the other data
+constexpr int64_t PARTS = 16;  // parts of the tokens, hence the most threads used
 
 typedef float vf __attribute__((vector_size(4 * L), may_alias));
 typedef float unaligned __attribute__((vector_size(4 * L), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * L), may_alias));
 typedef uint32_t vp __attribute__((vector_size(4 * L), may_alias));
 
-// What panels hold: float, or the pair of bfloat16 that a product needs one after the other.
+// Elements of panels: float, or two bfloat16 that are consecutive along K.
 using Pair = uint32_t;
 template <class T> constexpr int DEEP = std::is_same<T, Pair>::value ? 2 : 1;
 template <class T> struct Vector { typedef vf type; };
@@ -69,7 +69,7 @@ inline vf multiplied(vf sum, vp b, Pair a) {
 
 vf sigmoid(vf z) {  // 1 / (1 + exp(-z))
     vf y = z < -87.0f ? vf{} - 87.0f : z > 87.0f ? vf{} + 87.0f : z;
-    vf n = (y * -1.44269504f + 12582912.0f) - 12582912.0f;  // the power of 2
+    vf n = (y * -1.44269504f + 12582912.0f) - 12582912.0f;  // exponent of 2, rounded
     vf f = n * 2.12194440e-4f - n * 0.693359375f - y;
     vf p = (1.9875691500e-4f * f + 1.3981999507e-3f) * f + 8.3334519073e-3f;
     p = (((p * f + 4.1665795894e-2f) * f + 1.6666665459e-1f) * f + 0.5f) * f * f + f + 1.0f;
@@ -77,7 +77,7 @@ vf sigmoid(vf z) {  // 1 / (1 + exp(-z))
     return 1.0f / (1.0f + p * (vf)(power << 23));
 }
 
-// The argument of the sigmoid in gelu(x) = x sigmoid(z) and its derivative.
+// gelu(x) = x sigmoid(Z1 x + Z3 x^3), and its derivative.
 constexpr float Z1 = 1.5957691216f, Z3 = 0.0713548163f;
 vf gelu(vf x) { return x * sigmoid(x * (Z1 + Z3 * x * x)); }
 vf gelu_slope(vf x) {
@@ -112,7 +112,7 @@ template <class T> Memory<T> memory(int64_t count) {
 }
 int64_t padded(int64_t n) { return (n + NR - 1) / NR * NR; }
 
-// Runs f(begin, end) over parts of 0 .. n - 1; f returns whether it succeeded.
+// Runs f(begin, end) in parallel over parts of 0 .. n - 1; f returns whether it succeeded.
 template <class F> int parallel(int64_t n, int threads, F f) {
     threads = (int)std::max<int64_t>(1, std::min<int64_t>(threads, n));
     int failed = 0;
@@ -124,7 +124,7 @@ template <class F> int parallel(int64_t n, int threads, F f) {
     return failed;
 }
 
-// Numbers of B[K, n] at depth k, where column is constant; the caller knows it.
+// Elements of row k of B[K, n]. Inlined, so that a caller can pass a constant column stride.
 template <class T> inline void row_of(const float* from, int64_t next, int64_t column, int64_t n,
                                       bool last, T* to) {
     if (last || DEEP<T> == 1)
@@ -147,7 +147,7 @@ void pack(int64_t K, int64_t N, const float* B, int64_t row, int64_t column, T* 
         }
 }
 
-// C[M, n] = start + A B for one panel B; with `add` to what C holds. K counts numbers of B.
+// C[M, n] = start + A B for one panel B, added to C if `add`. K counts panel elements.
 template <int M, class T>
 void tile(int64_t K, const T* A, int64_t row, int64_t column, const T* B, const float* start,
           float* C, int64_t stride, bool add, int64_t n) {
@@ -186,7 +186,7 @@ void tiles(int64_t m, int64_t K, const T* A, int64_t row, int64_t column, const 
     }
 }
 
-// The rows of A[m, K] as numbers of a product; `room` holds them if they must be rounded.
+// The rows of A[m, K] as panel elements; `room` holds them if they must be rounded.
 inline const float* rows_of(int64_t, int64_t, const float* A, float*) { return A; }
 inline const Pair* rows_of(int64_t m, int64_t K, const float* A, Pair* room) {
     for (int64_t i = 0, deep = (K + 1) / 2; i < m; i++) {
@@ -197,7 +197,7 @@ inline const Pair* rows_of(int64_t m, int64_t K, const float* A, Pair* room) {
     return room;
 }
 
-// C[M, N] = start + A[M, K] B[K, N], B in panels.
+// C[M, N] = start + A[M, K] B[K, N], B packed.
 template <class T>
 void times(int64_t M, int64_t N, int64_t K, const T* A, const T* B, const float* start, float* C) {
     int64_t deep = (K + DEEP<T> - 1) / DEEP<T>;
@@ -208,8 +208,8 @@ void times(int64_t M, int64_t N, int64_t K, const T* A, const T* B, const float*
                   std::min<int64_t>(NR, N - n0));
 }
 
-// C[M, N] = bias + A[M, K] B[K, N], B with strides. Threads split blocks of rows. With x[M, N]: times
-// the slope of gelu(x).
+// C[M, N] = bias + A[M, K] B[K, N], B strided. Threads split blocks of rows. If x[M, N] is given, C
+// is multiplied by gelu'(x).
 template <class T>
 int by_rows(int threads, bool active, int64_t M, int64_t N, int64_t K, const float* A,
             const float* B, int64_t row, int64_t column, const float* bias, const float* x,
@@ -235,7 +235,7 @@ int by_rows(int threads, bool active, int64_t M, int64_t N, int64_t K, const flo
     });
 }
 
-// C[M, N] (+)= A[depth, M]^T B[depth, N], few rows deep; `left` and `right` are room for panels.
+// C[M, N] (+)= A[depth, M]^T B[depth, N] for small depth; `left` and `right` buffer panels.
 template <class T>
 void transposed(int64_t M, int64_t N, int64_t depth, const float* A, int64_t stride,
                 const float* B, float* C, bool add, T* left, T* right) {
@@ -249,7 +249,7 @@ void transposed(int64_t M, int64_t N, int64_t depth, const float* A, int64_t str
                   C + m * N + n0, N, add, std::min<int64_t>(NR, N - n0));
 }
 
-// sums[E] (+)= the columns of grad[depth, E]
+// sums[E] (+)= column sums of grad[depth, E]
 void columns(int64_t depth, int64_t E, const float* grad, int64_t stride, float* sums, bool add) {
     for (int64_t e0 = 0; e0 < E; e0 += NR) {
         float sum[NR] = {};
@@ -260,8 +260,8 @@ void columns(int64_t depth, int64_t E, const float* grad, int64_t stride, float*
     }
 }
 
-// Gradients of small weights: dx, dW and db of a few tokens while they are in the cache. The sums of
-// the parts of the tokens are added in their order, so nothing depends on the number of threads.
+// Gradients of small weights: dx, dW and db of a few tokens while these are in the cache. Partial
+// sums are added in a fixed order, so results do not depend on the number of threads.
 template <class T>
 int at_once(int threads, bool active, int64_t N, int64_t E, int64_t K, const float* grad, const float* x,
             const float* weight, float* dx, float* dweight, float* dbias) {
@@ -351,7 +351,7 @@ int hyla_linear_backward(int threads, int options, int64_t N, int64_t E, int64_t
     return function(threads, options & GELU, N, E, K, grad, x, weight, dx, dweight, dbias);
 }
 
-// One step of AdamW for a member, in place; hyla/train/optimiser.py has the formula.
+// One AdamW step of one member, in place; formula in hyla/train/optimiser.py.
 void hyla_adamw(int threads, int64_t P, float* parameters, float* first, float* second,
                 const float* gradients, const float* decayed, float beta1, float beta2,
                 float epsilon, float rate, float shrink, float root) {

@@ -1,11 +1,11 @@
 """Linear layers and AdamW in C++, for CPUs on which PyTorch's float32 products are slow.
 
-PyTorch multiplies float32 matrices with MKL, which takes slow paths on processors that are not
-Intel's: on an AMD EPYC (Zen 5) it reached 237 GFLOP/s where products.cpp reaches 490. Elsewhere,
-and without a compiler, PyTorch's own are used.
+PyTorch multiplies float32 matrices with MKL, which takes slow paths on non-Intel processors: on an
+AMD EPYC (Zen 5) it reached 237 GFLOP/s, products.cpp 490. On Intel processors, or if the library
+cannot be loaded, PyTorch's own products are used.
 
-Within `in_bf16` their factors are rounded to bfloat16, which processors with such products multiply
-twice as fast; sums, results and all else stay float32.
+Within `in_bf16` the factors are rounded to bfloat16, which doubles the speed where the processor
+has bfloat16 products; sums, results and everything else stay float32.
 
 Shapes: N rows, K inputs, E outputs, P parameters.
 """
@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from hyla import native
 
-# Below, calling a library or packing the weights costs more than it saves.
+# For smaller products, calling the library or packing the weights costs more than it saves.
 SMALLEST, FEWEST = 2**18, 128  # N * K * E, N
 INTEL = "GenuineIntel"
 
@@ -32,7 +32,7 @@ _rounds = False  # set by `in_bf16`
 
 @contextmanager
 def in_bf16(rounds: bool = True) -> Iterator[None]:
-    """Multiply in bfloat16 within a `with` block, in all threads; its backward keeps to it."""
+    """Multiply in bfloat16 within a `with` block, in all threads; the backward does so too."""
     global _rounds
     before, _rounds = _rounds, rounds
     try:
@@ -42,9 +42,9 @@ def in_bf16(rounds: bool = True) -> Iterator[None]:
 
 
 def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `linear` can do this, and faster, or rounds as `in_bf16` says.
+    """Whether `linear` supports these arguments and is faster, or must round for `in_bf16`.
 
-    Not in an exported program, which should not need this package.
+    False while exporting: an exported program should not depend on this package.
     """
     return (
         x.device.type == "cpu"
@@ -66,7 +66,7 @@ def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def is_available() -> bool:
-    """Whether this processor profits and the library can be loaded."""
+    """Whether this processor benefits and the library can be loaded."""
     return native.vendor() != INTEL and _library() is not None
 
 
@@ -89,7 +89,7 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
 
 def _check(status: int) -> None:
     if status:
-        raise MemoryError("no memory for the panels of a matrix product")
+        raise MemoryError("not enough memory for the packed panels of a matrix product")
 
 
 def _pointer(x: Tensor | None) -> int | None:
@@ -97,13 +97,13 @@ def _pointer(x: Tensor | None) -> int | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
-    """Compute x W^T + b from x `[N, K]` and W `[E, K]`; with gelu(x) in the place of x if asked."""
+    """Compute x W^T + b from x `[N, K]` and W `[E, K]`; gelu: use gelu(x) in place of x."""
     return operator(x, weight, bias, HALF * _rounds + GELU * gelu)
 
 
 @torch.library.custom_op("hyla::linear", mutates_args=())
 def operator(x: Tensor, weight: Tensor, bias: Tensor | None, options: int) -> Tensor:
-    """`linear`, with options as in products.cpp."""
+    """`linear`, with the options of products.cpp as bits."""
     if x.ndim != 2 or not _fit(x, weight, bias):
         raise ValueError("hyla::linear: expected float32 x [N, K], W [E, K] and b [E], not empty")
     x, weight = x.contiguous(), weight.contiguous()
@@ -126,7 +126,7 @@ def _(x, weight, bias, options):  # type: ignore[no-untyped-def]
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, options: int, need_x: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of x, W and b; those that are not needed are empty."""
+    """Compute the gradients of x, W and b; unneeded ones are empty."""
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     dx = torch.empty_like(x) if need_x else x.new_empty(0)
     dbias = x.new_empty(weight.shape[0] if need_bias else 0)
@@ -167,7 +167,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """Differentiate the gradients dx = g W f'(x), dW = g^T f(x) and db = sum g in plain PyTorch."""
     again = torch.is_grad_enabled()  # third derivatives may follow
     with torch.enable_grad():
-        # Aliases: what is differentiated here is not how `grads` depend on the same tensors.
+        # Aliases, since `grads` may depend on the same tensors, which must not be traversed here.
         inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
                   for x in ctx.saved_tensors]  # fmt: skip
         grad, x, weight = inputs
@@ -185,7 +185,7 @@ linear_backward.register_autograd(_second, setup_context=_setup_second)
 
 
 def has_adamw(parameters: Tensor) -> bool:
-    """Whether `adamw_` can take these parameters; a compiler makes one pass of it by itself."""
+    """Whether to use `adamw_`; not under torch.compile, which fuses the plain version itself."""
     on_cpu = parameters.device.type == "cpu" and parameters.dtype == torch.float32
     return on_cpu and not torch.compiler.is_compiling() and _library() is not None
 
@@ -204,7 +204,7 @@ def adamw_(
     shrink: float,
     root: float,
 ) -> None:
-    """Do a step of AdamW on one contiguous row `[P]`, in place; see `hyla.train.optimiser`."""
+    """Take one AdamW step in place on contiguous parameters `[P]`; see `hyla.train.optimiser`."""
     library = _library()
     assert library is not None
     rows = map(_pointer, (parameters, first, second, gradients, decayed))

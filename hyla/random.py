@@ -1,9 +1,9 @@
 """Counter-based random numbers: a pure function of an address, the same on every device.
 
-Philox4x32-10 (Salmon et al., 2011) in torch integer operations. An address is a seed (the key), and
-an index, a block and a stream (the counter); each gives four words of 32 bits, held in int64. No
-operation overflows, so the words are bit-identical on CPU and GPU, compiled or not, and there is no
-state that a captured CUDA graph could repeat.
+Philox4x32-10 (Salmon et al., 2011) in torch integer operations. An address is a seed (the key) with
+an index, a block and a stream (the counter). Each address gives four 32-bit words, held in int64.
+No operation overflows, so the words are bit-identical on CPU and GPU, compiled or not. There is no
+state, so replaying a CUDA graph does not repeat numbers.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MASK = 0xFFFFFFFF
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10: four words for each counter of four words under a key of two, broadcast.
+    """Apply Philox4x32-10 to counters of four words under keys of two words; all broadcast.
 
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [f"{int(word):08x}" for word in philox([zero] * 4, [zero] * 2)]
@@ -35,40 +35,40 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of word * constant, for a constant above 3 * 2^30.
+    """Return the high and the low word of word * constant, for a constant above 3 * 2^30.
 
-    Multiplied by constant - 2^32 instead, the product stays within 62 bits; its low word is the
-    same, and its high word is less by `word`.
+    Multiplying by constant - 2^32 instead keeps the product within 62 bits: the low word is the
+    same, and the high word is smaller by `word`.
     """
     product = word * (constant - 2**32)
     return (product >> 32) + word, product & MASK
 
 
 def words(seed: Tensor, index: Tensor, block: int | Tensor, stream: int | Tensor) -> Tensor:
-    """Four random words `[..., 4]` for each address; the arguments broadcast.
+    """Return four random words `[..., 4]` for each address; the arguments broadcast.
 
-    Seeds and indices are any int64, taken as 64 bits; blocks and streams from 0 to 2^32 - 1.
+    Seeds and indices may be any int64; blocks and streams range from 0 to 2^32 - 1.
 
     >>> words(torch.tensor([[7], [8]]), torch.arange(3), block=0, stream=1).shape
     torch.Size([2, 3, 4])
     """
     seed, index = seed.to(torch.int64), index.to(torch.int64)
-    # The masks also keep torch.compile from multiplying a range as if it were 32-bit addresses.
+    # The masks also keep torch.compile from using 32-bit arithmetic for an index from arange.
     counter = (index & MASK, (index >> 32) & MASK, _word(block, index), _word(stream, index))
     result = philox(counter, (seed & MASK, (seed >> 32) & MASK))
     return torch.stack(torch.broadcast_tensors(*result), dim=-1)
 
 
 def _word(number: int | Tensor, like: Tensor) -> Tensor:
-    if isinstance(number, int):  # filled, not copied from the host: a CUDA graph can capture it
+    if isinstance(number, int):  # no copy from the host, which a CUDA graph could not capture
         number = torch.full((), number, dtype=torch.int64, device=like.device)
     return number.to(torch.int64) & MASK
 
 
 def below(word: Tensor, bound: int | Tensor) -> Tensor:
-    """Integers 0 .. bound - 1 from random words; probabilities differ by less than bound / 2^32.
+    """Map random words to integers 0 .. bound - 1, for a bound of at most 2^31.
 
-    The bound may be at most 2^31.
+    Relative differences in probability are below bound / 2^32.
 
     >>> below(torch.tensor([0, 2**31, 2**32 - 1]), 10).tolist()
     [0, 5, 9]
@@ -77,7 +77,7 @@ def below(word: Tensor, bound: int | Tensor) -> Tensor:
 
 
 def uniform(word: Tensor) -> Tensor:
-    """float32 numbers in [0, 1), multiples of 2^-24, from random words.
+    """Map random words to float32 numbers in [0, 1), multiples of 2^-24.
 
     >>> uniform(torch.tensor([0, 2**31])).tolist()
     [0.0, 0.5]
@@ -86,7 +86,7 @@ def uniform(word: Tensor) -> Tensor:
 
 
 def shuffled(count: int, seed: int, stream: int) -> list[int]:
-    """The numbers 0 .. count - 1 in the random order that belongs to an address.
+    """Return 0 .. count - 1 in the random order given by a seed and a stream.
 
     >>> sorted(shuffled(5, seed=3, stream=9))
     [0, 1, 2, 3, 4]

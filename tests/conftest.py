@@ -1,4 +1,4 @@
-"""What the tests share: float64 inputs of prime sizes, and the options for slow and GPU tests."""
+"""Shared fixtures: float64 inputs of prime sizes, and the options for slow and GPU tests."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from commands import Hyla
 
 torch.set_num_threads(1)
-# In the background of a script these are ignored, and processes started here would ignore them too.
+# Scripts ignore these signals in background jobs, and child processes would inherit that.
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         is_interrupt = number == signal.SIGINT
@@ -40,7 +40,7 @@ def hyla(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> "Hyla":
     """Runs commands in this process."""
-    from commands import Hyla  # not above: the command line needs packages that training does not
+    from commands import Hyla  # here, because the command line needs more packages than training
 
     monkeypatch.setenv("COLUMNS", "120")
     return Hyla(capsys, tmp_path)

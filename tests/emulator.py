@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels of hyla.attention on the CPU, compiled by g++ with an imitation of CUDA."""
+"""Run the CUDA kernels of hyla.attention on the CPU, compiled by g++ with a CUDA emulation."""
 
 import ctypes
 import shutil

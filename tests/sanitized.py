@@ -1,6 +1,6 @@
-"""Random problems in libraries that check each access; run by `make sanitize`.
+"""Random problems for libraries built with the address sanitizer; run by `make sanitize`.
 
-The address sanitizer ends the process at the first access out of bounds, with the line of C++.
+It aborts the process at the first out-of-bounds access and prints the line of C++.
 """
 
 import sys

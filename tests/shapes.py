@@ -1,15 +1,15 @@
-"""Random problems for the fused attention, and how far from float64 its answers are.
+"""Random problems for fused attention, and its errors relative to float64.
 
-A case is a problem in numbers and names; `failures` computes it through `attend`, output and every
-gradient, and compares with the reference in float64 on the same (rounded) inputs.
+A case describes a problem; `failures` computes its output and every gradient with `attend` and
+compares them with the float64 reference on the same (rounded) inputs.
 
-Three things would make even the right answer miss a tolerance; each is dealt with where it arises:
+Three effects would make even a correct result miss a tolerance, and are avoided:
 
-- A ReLU whose input is within rounding of 0 may switch, and with it a whole term of a gradient. One
-  in a thousand does in bf16, which moves a gradient by 3 %. No gradient is sent through those.
+- A ReLU with an input near 0 may flip by rounding, which changes a whole term of a gradient. In
+  bf16 one in a thousand does, a change of 3 %. No gradient is sent through these.
 - The gradient of a score is a difference (softmax: from the mean over keys; RMSHead: from the
-  part along the code). Where little is left of it, rounding is measured against its terms.
-- RMSHead over one or two heads (or as many left by a mask) divides by scores that may all be near
+  part along the code). If it cancels, the error is measured relative to its terms.
+- RMSHead over one or two heads (or that many unmasked ones) may divide by scores that are all near
   0, where fp32 has few exact digits; there epsilon is 0.1.
 
 Shapes: as in `hyla.attention.reference`.
@@ -32,21 +32,21 @@ FORMS = KINDS | {
     "deep-nonlinearity": Kind("deep linear value network", "rms_head", "deep", nonlinear=False),
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
-# How near to 0 the input of a ReLU may not be, relative to the root of the sum of squares that it
-# sums: four standard deviations of rounding each term. For fp32, room for long sums of scores.
+# Closest allowed input of a ReLU to 0, relative to the norm of its terms: four standard deviations
+# of rounding each term, and more in fp32 for long sums of scores.
 MARGINS = {torch.float32: 1e-5, torch.float16: 2**-11, torch.bfloat16: 2**-8}
-# Roundings one after the other in a deep value network: of the code (three times a factor), of both
-# hidden layers, of the second matrix times the code.
+# Successive roundings in a deep value network: of the code (three times a factor), of both hidden
+# layers, of the second matrix times the code.
 DEEP = 2
-# Of a deep value network in 16 bits, often no query is without a ReLU near 0. Then gradients go
-# through all of them; roundings simulated on a CPU moved them by up to 8 % in bf16.
+# In 16 bits, often every query of a deep value network has a ReLU near 0. Then gradients are sent
+# through all of them; rounding simulated on a CPU changed them by up to 8 % in bf16.
 SWITCHING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.12}
 
 HEADS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 17, 31, 32)
 SIZES = (2, 4, 4, 8, 16, 32, 64, 64, 128)
 TOKENS = (1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 33, 36, 36, 37, 61, 63, 64, 65, 97, 100, 127, 128)
 LONG = (129, 131, 191, 256, 257, 383, 509, 512, 1000)
-FEWEST_OUTPUTS = 2048  # so that a relative norm is an average, not one number's luck
+FEWEST_OUTPUTS = 2048  # so that a relative norm averages over many numbers
 LIMIT = 2**24  # numbers in the largest tensor of the reference: 128 MiB in float64, up to 8 of them
 
 
@@ -252,7 +252,7 @@ def compare(
     gradient, switching = _output_gradient(case, exact_tensors, code)
     exact = result(case, exact_tensors, gradient, "reference")
     if case.dtype == torch.float16:
-        # Sums over a whole batch may leave the range of float16; powers of 2 round nothing.
+        # Sums over a whole batch may overflow float16; scaling by powers of 2 is exact.
         largest = max(float(x.abs().max()) for x in exact.values() if x.numel())
         factor = 2.0 ** min(0, math.floor(math.log2(2000 / max(largest, 1.0))))
         gradient = gradient * factor
@@ -328,7 +328,7 @@ def _output_gradient(
 
     def near_zero(equation: str, *parts: Tensor) -> tuple[Tensor, Tensor]:
         x = einsum(equation, *parts)
-        # Each of the factors is rounded, but for the inputs.
+        # Each of the factors is rounded, except inputs.
         margin = MARGINS[case.dtype] * (len(parts) - 1)
         return x, x.abs() < margin * einsum(equation, *(part.square() for part in parts)).sqrt()
 

@@ -1,4 +1,4 @@
-"""Made-up trainings of declared points, for tests of what is made of results."""
+"""Synthetic trainings of declared points, for tests that process results."""
 
 from dataclasses import replace
 from typing import Any

@@ -9,9 +9,17 @@ from typing import Any
 
 from stores import made
 
-from hyla.analysis.baselines import CEILING
-from hyla.analysis.summary import ABOVE, ALL_PAIRS, CONTROL, EXPLAINED, F1, RELATED, UNTRAINED
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.paper.baselines import CEILING
+from hyla.experiments.paper.latent_codes import (
+    ABOVE,
+    ALL_PAIRS,
+    CONTROL,
+    EXPLAINED,
+    F1,
+    RELATED,
+    UNTRAINED,
+)
 from hyla.experiments.rows import DEFAULT_PLAN, points_of, subjects
 from hyla.experiments.spec import (
     HELD_OUT,

@@ -1,4 +1,4 @@
-"""The command `hyla`: what it prints, what it writes, and one line for what is wrong."""
+"""The command `hyla`: what it prints and writes, and its one-line errors."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from commands import Hyla
 
 from hyla import cli
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe, evaluate
-from hyla.tasks.fuzzy_readers import READERS, explained
+from hyla.tasks.fuzzy_logic.baselines import BASELINES, explained
 from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.tasks.sraven_stats import statistics
+from hyla.tasks.sraven.stats import statistics
 
 COMMANDS = [
     "sraven show",
@@ -169,7 +169,7 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
     given = hyla.json(f"fuzzy stats {settings} --instances 31")
     config = FuzzyLogicConfig(variables=3, examples=11, held_out=0.4)
     assert (given["split"], given["seed"], given["instances"]) == ("held_out", 5, 31)
-    assert list(given["r2"]) == list(READERS)
+    assert list(given["r2"]) == list(BASELINES)
     text = hyla(f"fuzzy stats {settings} --instances 31")
     for reader, found in given["r2"].items():
         values = explained(reader, config, "held_out", range(31), 5).double()
@@ -192,7 +192,7 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
         ("sraven show --index 9223372036854775807", "index: expected a whole number from 0"),
         ("sraven show --seed -1", "seed: expected an int from 0"),
         ("sraven show --held-out 1.5", "--held-out: expected a fraction"),
-        ("sraven show --output a.pdf", "output .*'pdf'.*Allowed: svg, png"),
+        ("sraven show --output a.pdf", "output .*'pdf'.*Allowed: png, svg"),
         ("sraven show --output missing/a.png", "expected an existing folder"),
         ("sraven stats --instances 1", "instances: expected .* at least 2"),
         ("sraven stats --device tpu9", "device: expected a device"),

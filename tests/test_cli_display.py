@@ -131,7 +131,7 @@ def test_runs_are_listed(hyla: Hyla, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_runs_says_how_to_start_one(hyla: Hyla, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hyla.folder)
-    assert "there is no folder runs. Start one with hyla train" in hyla("runs")
+    assert "no folder runs. Start one with hyla train" in hyla("runs")
     (hyla.folder / "runs").mkdir()
     assert "No runs in runs. Start one with hyla train" in hyla("runs")
     assert hyla.json("runs") == []

@@ -14,10 +14,11 @@ from test_cli_display import evaluation, member, progress
 
 from hyla import cli
 from hyla.config import Config
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import ModelConfig, sraven_model
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
-from hyla.train.config import Member, RunConfig, fuzzy_logic_run, grid, sraven_run
+from hyla.train.config import Member, RunConfig, grid
 from hyla.train.watch import Watcher
 
 MODEL = {
@@ -55,7 +56,7 @@ FUZZY = {
     "split_seed": ("--split-seed 9", 9), "published_splits": ("--published-splits", True),
 }  # fmt: skip
 TASKS = {"sraven": (SravenConfig, SRAVEN), "fuzzy": (FuzzyLogicConfig, FUZZY)}
-# Of these the task leaves no choice.
+# Fields that the task determines.
 DECIDED = {ModelConfig: {"input_size", "output_size", "inputs", "tied"}}
 
 

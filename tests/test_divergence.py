@@ -1,4 +1,4 @@
-"""Members that diverge: marked, frozen, and no harm to the others."""
+"""Members that diverge are marked and frozen, and do not affect the others."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_members_that_diverge_are_marked_once(tmp_path: Path) -> None:
     config, watcher = evaluated_run(), Recorder()
     absurd = replace(config.members[1], learning_rate=1e30)
     config = replace(config, members=(config.members[0], absurd, config.members[2]))
-    run(config, tmp_path, stop_at=3)  # before the record that would have told
+    run(config, tmp_path, stop_at=3)  # before the divergence is recorded
     run(config, tmp_path, stop_at=13, watchers=[watcher])
     summary = run(config, tmp_path, watchers=[watcher])
     step = summary["members"][1]["diverged_at"]

@@ -1,4 +1,4 @@
-"""Records of SRAVEN instances: true to task and solver, in files that are whole or not there."""
+"""Records of SRAVEN instances agree with task and solver, in files written atomically."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from hyla.tasks import export as export_module
-from hyla.tasks.export import FIELDS, export, records, solved
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
-from hyla.tasks.sraven_draw import FILLS, SHAPES, draw
-from hyla.tasks.sraven_solver import solve, unambiguous_batch
-from hyla.tasks.sraven_text import prompt, read_instance
+from hyla.tasks.sraven import export as export_module
+from hyla.tasks.sraven.draw import FILLS, SHAPES, draw
+from hyla.tasks.sraven.export import FIELDS, export, records, solved
+from hyla.tasks.sraven.solver import solve, unambiguous_batch
+from hyla.tasks.sraven.text import prompt, read_instance
 
 SMALL = SravenConfig(features=3, values=5)
 
@@ -221,7 +221,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # also where tests run as root
-    with pytest.raises(ValueError, match=f"expected a folder that .* got {tmp_path}"):
+    with pytest.raises(ValueError, match=f"expected a .*folder.* got {tmp_path}"):
         export(tmp_path / "a.jsonl", Sraven(SMALL), "all", range(2))
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks, JSON."""
+"""Atomic files, locks, JSON."""
 
 import errno
 import json

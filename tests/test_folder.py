@@ -113,7 +113,7 @@ def test_resuming_takes_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path, CONFIG, ENVIRONMENT) as folder:
         assert folder.resumed is not None
         assert folder.resumed.step == 14
-        assert folder.messages == ["going on from step 14"]
+        assert ["step 14" in message for message in folder.messages] == [True]
         folder.append_metrics([])
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [
@@ -195,8 +195,8 @@ def test_metrics_that_are_too_short_for_a_checkpoint(tmp_path: Path) -> None:
         train(tmp_path / "run")
     metrics.write_bytes(b"".join(lines[: 2 * 14 + 1]))
     messages = train(tmp_path / "run")
-    assert "step-000000021.safetensors: it goes with" in messages[0]
-    assert messages[1] == "going on from step 14"
+    assert "step-000000021.safetensors" in messages[0]
+    assert "step 14" in messages[1]
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
@@ -218,11 +218,11 @@ def test_another_configuration_is_refused_by_its_fields(tmp_path: Path) -> None:
     train(tmp_path)
     before = contents(tmp_path)
     other = CONFIG | {"steps": 41, "members": [{"seed": s, "rate": s * 0.1} for s in (0, 1, 2)]}
-    with pytest.raises(ValueError, match="another configuration was begun here") as caught:
+    with pytest.raises(ValueError, match="another configuration") as caught:
         RunFolder.open(tmp_path, other, ENVIRONMENT)
     text = str(caught.value)
-    assert "steps: 40 in the folder, 41 asked for; " in text
-    assert "members[2].rate: 0.1 in the folder, 0.2 asked for. Give another folder" in text
+    assert "steps: 40 in the folder, 41 requested; " in text
+    assert "members[2].rate: 0.1 in the folder, 0.2 requested" in text
     assert "members[1]" not in text
     assert contents(tmp_path) == before
     RunFolder.open(tmp_path, CONFIG, ENVIRONMENT).close()  # the lock has been given back
@@ -283,7 +283,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        who = rf"another process \(process {process.pid} on .*\) is training here"
+        who = rf"another process .*\(process {process.pid} on .*\)"
         with pytest.raises(ValueError, match=who):
             RunFolder.open(tmp_path, {}, {})
         [running] = list_runs(tmp_path)
@@ -303,7 +303,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
 def test_a_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "fcntl", None)
     with RunFolder.open(tmp_path, CONFIG, ENVIRONMENT) as folder:
-        assert folder.messages == ["no locks here: do not start a second process in this folder"]
+        assert ["locks" in message for message in folder.messages] == [True]
     train(tmp_path)
 
 
@@ -343,9 +343,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, name: str, begun: bool) -> No
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.EFBIG
     assert f"{name}: cannot be written: File too large. " in str(caught.value)
-    left = "The last checkpoint, of step 21, is intact: the same command goes on from there"
-    none = "There is no checkpoint: the same command starts from the beginning"
-    assert str(caught.value).endswith(f"{left if begun else none} once there is space.")
+    assert ("step 21, is intact" if begun else "no checkpoint") in str(caught.value)
     assert not list((tmp_path / "run").rglob("*.partial"))
     train(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
@@ -365,7 +363,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path, name: str) -> None:
     with RunFolder.open(tmp_path / "run", CONFIG, ENVIRONMENT) as folder:
         folder.save_checkpoint(1, {})
         shutil.rmtree(tmp_path / "run")
-        with pytest.raises(RunFolderError, match=r"There is no checkpoint: .* can be written"):
+        with pytest.raises(RunFolderError, match="no checkpoint"):
             WRITES[name](folder)
     assert not (tmp_path / "run").exists()
 
@@ -375,7 +373,7 @@ def test_metrics_that_something_else_shortens_are_not_built_upon(tmp_path: Path)
         folder.append_metrics([{"a": 1}])
         (tmp_path / "metrics.jsonl").write_text("{")
         for write in (lambda: folder.append_metrics([{}]), lambda: folder.save_checkpoint(1, {})):
-            with pytest.raises(RunFolderError, match="something else has shortened it"):
+            with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
                 write()
 
 
@@ -386,7 +384,7 @@ def test_a_place_that_cannot_be_written_is_told(
     with pytest.raises(RunFolderError, match="run: cannot be written: Not a directory"):
         RunFolder.open(tmp_path / "file" / "run", CONFIG, ENVIRONMENT)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # also where tests run as root
-    with pytest.raises(RunFolderError, match=r"config\.json: cannot be written: .*may write to"):
+    with pytest.raises(RunFolderError, match=r"config\.json: cannot be written: "):
         RunFolder.open(tmp_path / "run", CONFIG, ENVIRONMENT)
 
 

@@ -1,4 +1,4 @@
-"""Training in fp16: finer than bf16, with a scale for each member that finds its size."""
+"""Training in fp16: more precise than bf16, with an automatic loss scale for each member."""
 
 import json
 from dataclasses import replace
@@ -28,13 +28,13 @@ def test_fp16_rounds_less_than_bf16(kind: str) -> None:
         (trained(replace(config, precision=p), 1).moments.first - exact).norm()
         for p in ("fp16", "bf16")
     )
-    assert fp16 < bf16 / 2  # of three more bits, but either may switch a ReLU
+    assert fp16 < bf16 / 2  # fp16 has three more bits, but either may flip a ReLU
 
 
 def test_an_infinite_gradient_in_fp16_is_a_step_less_and_half_the_scale() -> None:
     config = tiny_run("sraven", precision="fp16")
     found = trained(config, 3)
-    assert found.scale.tolist() == [1024.0] * 3  # also of the embedding, whose are the largest
+    assert found.scale.tolist() == [1024.0] * 3  # not even the embedding overflows
     before = {name: tensor.clone() for name, tensor in found.state().items()}
     found.scale[1] = 2.0**40
     found.advance()
@@ -99,7 +99,7 @@ def test_small_gradients_need_the_scale() -> None:
     def first_gradients(precision: str, scale: float) -> torch.Tensor:
         found = trained(replace(config, precision=precision), 0)
         with torch.no_grad():
-            found.model.output.weight.mul_(1e-4)  # what flows back to all layers before it
+            found.model.output.weight.mul_(1e-4)  # shrinks the gradients of all earlier layers
         found.scale.fill_(scale)
         found.advance()
         named = found.model.named_parameters()
@@ -129,7 +129,7 @@ def test_other_precisions_have_no_scale(precision: str, tmp_path: Path) -> None:
     found = trained(tiny_run("sraven", precision=precision), 1)
     assert "scale" not in found.state()
     assert found.scale.eq(1).all()
-    with torch.autocast("cpu", torch.bfloat16):  # what is around it does not matter
+    with torch.autocast("cpu", torch.bfloat16):  # an outer autocast has no effect
         other = trained(tiny_run("sraven", precision=precision), 1)
     assert other.parameters.equal(found.parameters)
 
@@ -138,7 +138,7 @@ def test_fp16_goes_on_with_the_scales_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"device": "cpu", "compiled": False}
-    # Members start with scales that are too large, and reach different ones.
+    # Members start with scales that are too large, and settle at different ones.
     monkeypatch.setattr(population, "LARGEST_SCALE", 2.0**24)
     config = tiny_run("sraven", precision="fp16", evaluate_every=9)
     train(config, tmp_path / "whole", **options)

@@ -35,7 +35,7 @@ class StandIn:
         assert all(x.is_contiguous() for x in whole)
         out = self._attend(q, k, v, bias, lengths, deep, factors, spec)
         softmax = spec.normaliser == "softmax"
-        # In an order of its own, like that of tiles.
+        # In a private layout, like that of tiles.
         lse = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
         return out.to(v.dtype).contiguous(), lse if softmax else None
 

@@ -1,4 +1,4 @@
-"""Which kernel a call takes, and what one says that cannot do it. No GPU is needed to be told."""
+"""Which kernel a call uses, and why a kernel refuses a call. Runs without a GPU."""
 
 import contextlib
 from types import SimpleNamespace
@@ -88,7 +88,7 @@ def test_a_backend_says_what_it_cannot_do(
 ) -> None:
     capability = options.get("capability", (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    # No GPU is needed to be told: this is all that is asked of a tensor.
+    # Stands in for a tensor on a GPU: these are the attributes used.
     x: Any = SimpleNamespace(
         shape=torch.Size(shape),
         numel=torch.Size(shape).numel,

@@ -9,14 +9,14 @@ from sklearn.kernel_ridge import KernelRidge
 from test_fuzzy_logic import by_loops
 
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.paper.baselines import SPLITS
 from hyla.experiments.paper.readers import fuzzy_reader
-from hyla.experiments.rows import SPLITS, all_rows
+from hyla.experiments.rows import all_rows
 from hyla.experiments.run import Options, run_experiment
-from hyla.tasks import fuzzy_readers
-from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, r2
-from hyla.tasks.fuzzy_readers import (
+from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, baselines, r2
+from hyla.tasks.fuzzy_logic.baselines import (
+    BASELINES,
     KERNEL_WIDTH,
-    READERS,
     RIDGE,
     best_fit,
     explained,
@@ -43,7 +43,7 @@ def test_the_best_fit_is_that_of_loops(split: str) -> None:
     for tokens, ours in zip(batch.inputs.tolist(), given.tolist(), strict=True):
         *context, (*query, _) = tokens
         errors = [sum((by_loops(x, list(f)) - y) ** 2 for *x, y in context) for f in functions]
-        # what is equal in float32 may differ by a rounding in Python's numbers
+        # equal numbers in float32 may differ by rounding in Python
         fits = [f for f, e in zip(functions, errors, strict=True) if e <= min(errors) + 1e-12]
         several += len(fits) > 1
         exact = sum(by_loops(query, list(f)) for f in fits) / len(fits)
@@ -68,7 +68,7 @@ def test_the_regression_is_the_best_for_functions_of_training(
     best = mean_r2(config, "regression", "train", 2003)
     for name, value in [("KERNEL_WIDTH", 0.4), ("KERNEL_WIDTH", 0.8), ("RIDGE", 1e-3)]:
         with monkeypatch.context() as patch:
-            patch.setattr(fuzzy_readers, name, value)
+            patch.setattr(baselines, name, value)
             assert mean_r2(config, "regression", "train", 2003) < best, (name, value)
 
 
@@ -81,7 +81,7 @@ def test_no_reader_errs_less_where_all_functions_are_equally_probable() -> None:
     batch = FuzzyLogic(FEW, seed=3).batch("train", 5003)
     errors = {
         reader: float((predict(reader, batch.inputs, FEW, 3) - batch.query_target).square().mean())
-        for reader in READERS
+        for reader in BASELINES
     }
     assert errors.pop("functions of training") < 0.9 * min(errors.values())
 
@@ -95,7 +95,7 @@ def test_readers_solve_what_they_know_and_nothing_else() -> None:
     assert 0.5 < mean_r2(config, "regression", "unknown") < 0.95
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", BASELINES)
 def test_readers_do_not_see_the_masked_target(reader: str) -> None:
     batch = FuzzyLogic(FEW, seed=3).batch("train", COUNT)
     spoiled = batch.inputs.clone()
@@ -103,7 +103,7 @@ def test_readers_do_not_see_the_masked_target(reader: str) -> None:
     assert predict(reader, batch.inputs, FEW, 3).equal(predict(reader, spoiled, FEW, 3))
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", BASELINES)
 def test_readers_take_more_axes_and_keep_the_precision(reader: str) -> None:
     inputs = FuzzyLogic(FuzzyLogicConfig(examples=7), seed=(3, 4)).batch("train", COUNT).inputs
     given = predict(reader, inputs, FuzzyLogicConfig(examples=7), 3)

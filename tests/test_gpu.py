@@ -81,7 +81,7 @@ def test_a_compiled_population_on_the_gpu(kind: str) -> None:
     # gradient of the relative bias of the kinds without a normaliser: off by its own size.
     options = {"comprehensive_padding": False}
     compiled = torch.compile(population, fullgraph=True, options=options)
-    # Scaled by the norm of all gradients: some are 0 but for rounding (keys' biases in a softmax).
+    # Relative to the norm of all gradients: some are only rounding (biases of keys in a softmax).
     given = compiled(x.cuda())
     gradients = torch.autograd.grad(given.square().sum(), list(population.parameters()))
     for m, alone in enumerate(models):

@@ -1,7 +1,7 @@
-"""The fused attention on a CUDA device: many random problems, and what surrounds a kernel.
+"""Fused attention on a CUDA device: many random problems, and the code around the kernels.
 
-The random problems are cut into chunks that can be run side by side, for most of the time goes into
-compiling kernels: `pytest tests/test_gpu_fused.py -s -k "chunk0 or chunk4"`.
+Most of the time is spent compiling kernels, so the random problems come in chunks that can run in
+parallel: `pytest tests/test_gpu_fused.py -s -k "chunk0 or chunk4"`.
 """
 
 import gc
@@ -24,7 +24,7 @@ from hyla.train.population import COMPILER_OPTIONS
 
 pytestmark = pytest.mark.gpu
 AUTOMATIC = cases(216, seed=1)
-# Thin heads in short sequences are drawn too rarely for a backend that takes nothing else.
+# Extra cases for `thin`, because thin heads in short sequences are drawn rarely.
 THIN = [case for case in cases(600, seed=2) if max(case.size, case.value_size) <= 16][:60]
 SLICED = [
     replace(case, heads=heads, size=size, value_size=value_size, eps=0.1)
@@ -278,8 +278,8 @@ def test_a_compiled_population_is_the_eager_one(
     given, exact = compiled(x), population(x)
     assert relative_error(given, exact) < 1e-5
     ours, theirs = (torch.autograd.grad(y.square().sum(), parameters) for y in (given, exact))
-    # Of all gradients together, as in tests/test_gpu.py; and room for one ReLU that switches in
-    # some 2 million of the value networks (their inputs are not bit by bit the same).
+    # Relative to all gradients together, as in tests/test_gpu.py. Leaves room for one ReLU to flip
+    # among 2 million in the value networks, whose inputs differ by rounding.
     scale = torch.stack([x.norm() for x in theirs]).norm()
     errors = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)]).norm()
     assert errors / scale < 1e-3

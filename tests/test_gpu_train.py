@@ -12,7 +12,8 @@ import torch
 from helpers import ALL_KINDS, tiny_run
 from torch import Tensor
 
-from hyla.train import Member, RunConfig, fuzzy_logic_run, grid, sraven_run, train
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
+from hyla.train import Member, RunConfig, grid, train
 from hyla.train.placement import Placement, make_populations
 from hyla.train.population import Population
 
@@ -68,7 +69,7 @@ def test_so_is_one_with_attention_dropout(kind: str) -> None:
 def assert_near_float64_on_the_cpu(config: RunConfig) -> None:
     given = trained(config, 10, GPU)
     exact = trained(replace(config, precision="fp64"), 10, CPU)
-    # Rounding of fp32 (6e-8), amplified by Adam where a gradient is nothing but rounding.
+    # Rounding of fp32 (6e-8), amplified by Adam where a gradient is only rounding.
     torch.testing.assert_close(given.loss_sum.cpu(), exact.loss_sum, rtol=1e-4, atol=0)
     torch.testing.assert_close(given.gradient_norm.cpu(), exact.gradient_norm, rtol=1e-2, atol=0)
     measured, expected = (p.evaluate("held_out", 100).cpu() for p in (given, exact))

@@ -23,7 +23,7 @@ from hyla.analysis.activity import has_units
 from hyla.attention.kernels import choice
 from hyla.attention.registry import NORMALISERS, VALUE_NETWORKS
 from hyla.attention.variants import BUILT_IN_KINDS, name_of
-from hyla.train import Member, RunConfig, fuzzy_logic_run, sraven_run
+from hyla.train import RunConfig, task_run
 from hyla.train.runs import read_config
 from hyla.train.store import read_run
 from hyla.train.trained import load_member
@@ -190,6 +190,11 @@ def test_a_name_is_registered_once() -> None:
         package.register_kind("another", "hyla")  # type: ignore[arg-type]
 
 
+def run_of(kind: str | Kind, task: str = "sraven") -> RunConfig:
+    made = task_run(task)
+    return replace(made, model=replace(made.model, kind=kind))
+
+
 def config(kind: str | Kind, **options: Any) -> ModelConfig:
     return ModelConfig(5, 5, layers=1, width=11, heads=3, head_size=2, kind=kind, **options)
 
@@ -202,8 +207,8 @@ def test_a_kind_is_stored_by_a_name_that_is_found_again(mine: dict[str, Kind], n
     assert by_object.kind == json.loads(by_object.to_json())["kind"] == name
     for model in (package.build(by_object, 0), package.Transformer(by_name)):
         assert model.blocks[0].attention.kind.parts == kind.parts
-    for of in (sraven_run, fuzzy_logic_run):
-        made = of((Member(warmup=3),), kind=kind)
+    for task in ("sraven", "fuzzy_logic"):
+        made = run_of(kind, task)
         assert RunConfig.from_json(made.to_json()) == made
         assert made.model.kind == name
     x = torch.randn(BATCH, KEYS, 5)
@@ -218,7 +223,8 @@ def test_the_title_is_no_part_of_a_kind() -> None:
 
 
 def key(kind: str | Kind) -> str:
-    return Training.of(sraven_run((Member(),), kind=kind), Member()).key
+    made = run_of(kind)
+    return Training.of(made, made.members[0]).key
 
 
 def test_the_parts_of_a_kind_are_in_the_key() -> None:
@@ -297,7 +303,7 @@ def test_a_configuration_imports_nothing(module: str) -> None:
     q = torch.randn(1, 3, 2, 5)
     attempts: tuple[Callable[[], object], ...] = (
         lambda: ModelConfig.from_dict(stored),
-        lambda: RunConfig.from_dict(sraven_run((Member(),)).to_dict() | {"model": stored}),
+        lambda: RunConfig.from_dict(run_of("hyla").to_dict() | {"model": stored}),
         lambda: config(f"{module}:named"),
         lambda: attend(q, q, q, kind=f"{module}:named"),
         lambda: config("named+kind"),

@@ -40,7 +40,7 @@ def test_softmax_layer_is_torch_multihead_attention(causal: bool) -> None:
     hidden = ~torch.ones(TOKENS, TOKENS).tril().bool() if causal else None
     exact, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
     torch.testing.assert_close(layer(x), exact)
-    # Its masks become ours: hidden keys of a sequence, and terms that are added to the scores.
+    # Masks of PyTorch's layer as ours: masked keys of a sequence, and additive scores.
     padding = torch.arange(TOKENS) >= torch.tensor([[TOKENS], [4]])
     terms = torch.randn(TOKENS, TOKENS).double()
     terms = terms if hidden is None else terms.masked_fill(hidden, -torch.inf)

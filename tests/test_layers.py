@@ -183,7 +183,7 @@ def test_shared_parameters_stay_shared() -> None:
     alone = member(population, 1)
     assert alone.second.weight is alone.first.weight
     torch.testing.assert_close(alone(x[1].double()), exact[1])
-    with pytest.raises(ValueError, match=r"members: expected modules alike .* second\.weight"):
+    with pytest.raises(ValueError, match=r"members: expected .*second\.weight"):
         stack([Twice(shared=True), Twice(shared=False)])
 
 
@@ -214,7 +214,7 @@ def test_a_forgotten_population_axis_is_refused() -> None:
 def test_stack_and_stacked_layers_refuse_what_does_not_fit() -> None:
     for others in ([Linear(3, 7)], [Linear(3, 5, bias=False)], [Linear(3, 5), LayerNorm(3)]):
         for members in ([Linear(3, 5), *others], [*others, Linear(3, 5)]):
-            with pytest.raises(ValueError, match="members: expected modules alike in all but"):
+            with pytest.raises(ValueError, match="members: expected "):
                 stack(members)
     for options in (
         {"kind": "linear"},
@@ -253,8 +253,8 @@ def test_a_member_of_what_is_not_a_population_is_refused() -> None:
     one = build(config, seed=0)
     alike = MultiHeadAttention(8, 2)  # all of its parameters have a first axis of 8
     for alone in (one, alike, Linear(5, 5), LayerNorm(7), Embedding(7, 3), nn.Sequential(alike)):
-        with pytest.raises(ValueError, match=r"population: expected what hyla\.stack"):
+        with pytest.raises(ValueError, match="population: expected "):
             member(alone, 0)
     population = stack([one, build(config, seed=1)])
-    with pytest.raises(ValueError, match="index: expected a member's number, from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match=r"index: expected .*got 2"):
         member(population, 2)

@@ -1,4 +1,4 @@
-"""Training into a folder: interrupted or not, split or not, the same numbers."""
+"""Training gives the same numbers whether interrupted or not, and split or not."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from hyla.train.checkpoint import load, paths
 from hyla.train.folder import RunFolderError
 from hyla.train.watch import Progress
 
-# What a real process runs: the run of a JSON file, with a checkpoint after every step.
+# Run as a separate process: trains the run of a JSON file, with a checkpoint after every step.
 PROGRAM = """
 import sys, torch
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     watcher = Recorder()
     assert run(evaluated_run(), tmp_path, watchers=[watcher]) == first
     assert {path: path.read_bytes() for path in before} == before
-    assert watcher.said == ["this run is finished at step 29: nothing is left to do"]
+    assert ["finished at step 29" in text for text in watcher.said] == [True]
 
 
 @pytest.mark.parametrize("stops", [[1], [5, 6], [9, 18, 28]])
@@ -125,7 +125,7 @@ def test_bad_stops_are_refused(tmp_path: Path) -> None:
     first = run(evaluated_run(), tmp_path, stop_at=7)
     names = ("config.json", "metrics.jsonl", "summary.json")
     before = [(tmp_path / name).read_bytes() for name in names]
-    with pytest.raises(ValueError, match="stop_at: expected at least 7, which the run has reached"):
+    with pytest.raises(ValueError, match="stop_at: expected at least 7"):
         run(evaluated_run(), tmp_path, stop_at=6)
     assert run(evaluated_run(), tmp_path, stop_at=7) == first
     assert [(tmp_path / name).read_bytes() for name in names] == before
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     watcher = Recorder()
     run(evaluated_run(), folder, watchers=[watcher])
     assert newest.name in watcher.said[0]
-    assert watcher.said[1] == "going on from step 7"
+    assert "step 7" in watcher.said[1]
     assert (folder / "metrics.jsonl").read_bytes() == whole[0]
 
 
@@ -236,7 +236,7 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     run(evaluated_run(), tmp_path, stop_at=3)
     config = evaluated_run(batch=11)
     config = replace(config, model=replace(config.model, layers=1))
-    with pytest.raises(ValueError, match=r"model\.layers: 2 in the folder, 1 asked for.*batch: 13"):
+    with pytest.raises(ValueError, match=r"model\.layers: 2 in the folder, 1 .*batch: 13"):
         run(config, tmp_path)
 
 
@@ -285,7 +285,7 @@ class Signalling(Recorder):
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 def test_a_request_to_end_during_the_last_save(tmp_path: Path, numbers: list[int]) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # heeded, also under nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # handled, even under nohup
     with pytest.raises(KeyboardInterrupt if signal.SIGINT in numbers else SystemExit):
         run(evaluated_run(), tmp_path, watchers=[Signalling("saving", *numbers)])
     signal.signal(signal.SIGHUP, before)

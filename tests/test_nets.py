@@ -80,7 +80,7 @@ def test_batches() -> None:
 def test_five_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, kind: str, feed_forward: str
 ) -> None:
-    # Kernels round otherwise than the reference that the net is of, and a ReLU may switch.
+    # The saved numbers are of the reference; kernels round differently and may flip a ReLU.
     monkeypatch.setattr("hyla.attention.kernels.choice.choose", lambda *arguments: "reference")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def test_five_steps(
             found = trained(tmp_path / "run", task, kind, feed_forward)
     finally:
         torch.set_num_threads(threads)
-    # Deep value networks multiply rounding, which may decide one of 256 answers.
+    # Deep value networks amplify rounding, which may change one of 256 answers.
     tolerance = 5e-3 if kind == "hyla+deep" else 1e-4
     expected = NETS["five steps"][f"{task} {kind} {feed_forward}"]
     assert found == pytest.approx(expected, abs=tolerance)

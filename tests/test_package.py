@@ -86,7 +86,11 @@ def test_public_names_have_docstrings_and_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/layer.md", "docs/training.md", "docs/dropout.md"]
+    "name",
+    [
+        "README.md",
+        *(f"docs/{name}.md" for name in ("layer", "kernels", "export", "training", "dropout")),
+    ],
 )
 def test_examples_run(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
@@ -95,20 +99,23 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
         run(block, tmp_path)
 
 
-def test_the_readme_commands_run(tmp_path: Path) -> None:
-    commands = re.findall(r"^\.venv/bin/hyla (.*?)(?: +#.*)?$", README, re.MULTILINE)
-    assert len(commands) >= 4
+@pytest.mark.parametrize(
+    "name, least, written",
+    [
+        ("README.md", 4, {"instance.png", "instances.parquet", "report.html", "runs"}),
+        ("docs/export.md", 3, {"held-out.jsonl"}),
+    ],
+)
+def test_the_commands_run(name: str, least: int, written: set[str], tmp_path: Path) -> None:
+    text = (ROOT / name).read_text()
+    commands = re.findall(r"^\.venv/bin/hyla (.*?)(?: +#.*)?$", text, re.MULTILINE)
+    assert len(commands) >= least
     for command in commands:
         arguments = [sys.executable, "-m", "hyla.cli", *shlex.split(command)]
         result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
         assert result.returncode == 0, (command, result.stderr)
         assert result.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "instance.png",
-        "instances.parquet",
-        "report.html",
-        "runs",
-    }
+    assert {path.name for path in tmp_path.iterdir()} == written
 
 
 def test_the_published_results_are_shown() -> None:

@@ -12,11 +12,12 @@ from helpers import ALL_KINDS, tiny_run
 from torch import Tensor
 
 from hyla import build
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.fuzzy_logic import FuzzyLogic, pooled_r2, r2
 from hyla.tasks.sraven import RULES, Sraven, accuracy
 from hyla.train import Member, RunConfig
 from hyla.train.optimiser import decayed_parameters, learning_rate
-from hyla.train.population import FIRST_EVALUATION_INSTANCE, Population
+from hyla.train.population import Population
 
 CPU = torch.device("cpu")
 TASKS = ("sraven", "fuzzy_logic")
@@ -72,14 +73,14 @@ def test_a_member_ends_where_it_would_have_alone(kind: str, task: str) -> None:
     for m, member in enumerate(config.members):
         for name, expected in alone(config, member, steps=7).items():
             given = population.state()[f"parameters.{name}"][m]
-            # Adam divides by the root of squares that may be rounding alone, over 1e-8.
+            # Adam may divide rounding errors by their own size (plus 1e-8).
             torch.testing.assert_close(given, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_others_do_not_matter_to_a_member_to_the_last_bit(kind: str, task: str) -> None:
-    # Multiples of 16, so that all members lie alike to the vector units; else rounding may differ.
+    # Multiples of 16 align all members alike with vector units; otherwise rounding may differ.
     config = tiny_run(task, kind=kind, batch=16)
     config = replace(
         config, model=replace(config.model, width=16, heads=4, hidden_size=16, buckets=16)
@@ -89,7 +90,7 @@ def test_the_others_do_not_matter_to_a_member_to_the_last_bit(kind: str, task: s
         two = trained(config, 5, range(first, first + 2))
         assert two.parameters.equal(together.parameters[first : first + 2])
         assert two.loss_sum.equal(together.loss_sum[first : first + 2])
-    # PyTorch multiplies a single pair of matrices in another order than each of several.
+    # PyTorch sums a single matrix product in another order than batched ones.
     single = trained(config, 5, range(1))
     torch.testing.assert_close(single.loss_sum, together.loss_sum[:1], rtol=1e-5, atol=0)
 
@@ -209,7 +210,7 @@ def test_sraven_measures_by_hand(split: str, instances: int) -> None:
     with torch.no_grad():
         logits = population.model(batch.inputs)[..., -config.task.features :, :]
     for m, sums in enumerate(rows):
-        measures = population.objective.measures(sums, instances)
+        measures = population.tally.measures(sums)
         right = accuracy(logits[m], batch.targets[m])
         slots = logits[m].argmax(dim=-1) == batch.targets[m]
         assert measures["accuracy"] == pytest.approx(right.double().mean().item())
@@ -246,7 +247,7 @@ def test_fuzzy_logic_measures_by_hand(split: str) -> None:
     with torch.no_grad():
         predictions = population.model(batch.inputs)[..., -1, 0]
     for m, sums in enumerate(rows):
-        measures = population.objective.measures(sums, 53)
+        measures = population.tally.measures(sums)
         error = (predictions - batch.query_target)[m].square().mean()
         assert measures["loss"] == pytest.approx(error.item(), rel=1e-5)
         assert measures["r2"] == pytest.approx(r2(predictions, batch)[m].mean().item(), rel=1e-5)
@@ -281,7 +282,7 @@ def test_nothing_grows_with_the_number_of_steps() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     "attention, tolerance",
-    # The largest learning rate multiplies rounding errors, and one may switch a ReLU of HYLA.
+    # The largest learning rate amplifies rounding errors, and one may flip a ReLU of HYLA.
     [("softmax", 0.005), ("linear", 0.03), ("hyla", 0.06)],
 )
 def test_halves_are_near_fp32(attention: str, tolerance: float, precision: str) -> None:
@@ -326,13 +327,13 @@ def test_validation_takes_tasks_of_training_at_addresses_of_its_own(
 ) -> None:
     population = Population(tiny_run("sraven"), range(3), CPU, compiled=False)
     seen: list[tuple[str, int, int]] = []
-    batch = population.objective.task.batch
+    batch = population.task.batch
 
     def record(split: str, index: torch.Tensor) -> Any:
         seen.append((split, int(index.min()), int(index.max())))
         return batch(split, index)
 
-    monkeypatch.setattr(population.objective.task, "batch", record)
+    monkeypatch.setattr(population.task, "batch", record)
     for split in ("validation", "train", "held_out"):
         population.evaluate(split, 13)
     assert seen == [

@@ -1,4 +1,4 @@
-"""Jobs in several processes: their order and number, how they end, alone and together."""
+"""Jobs in parallel processes: order, number, and how they end, alone and together."""
 
 import multiprocessing
 import os

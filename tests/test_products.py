@@ -55,7 +55,7 @@ def test_output_and_gradients(sizes: tuple[int, int, int], options: int, threads
     x, weight, bias, grad = problem(*sizes)
     y = products.operator(x, weight, bias, options)
     found = y, *products.linear_backward(grad, x, weight, options, True, True)
-    # gelu(x) may be rounded to the other neighbour where it is between two.
+    # gelu(x) may be rounded to either neighbour if it lies halfway between them.
     tolerance = 2e-3 if options == HALF | GELU else 1e-6
     for one, expected in zip(found, exact(x, weight, bias, grad, options), strict=True):
         assert (one - expected).norm() <= tolerance * expected.norm()

@@ -1,4 +1,4 @@
-"""A list of runs names every run folder and its state, whatever has become of it."""
+"""The list of runs names every run folder and its state, even of damaged folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyla.train.config import Member, sraven_run
+from hyla.experiments.paper.runs import sraven_run
+from hyla.train.config import Member
 from hyla.train.folder import RunFolder
 from hyla.train.runs import RunState, list_runs, read_state
 

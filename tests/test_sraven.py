@@ -25,8 +25,8 @@ from hyla.tasks.sraven import (
     number_of_combinations,
     split_combinations,
 )
-from hyla.tasks.sraven_solver import solve
-from hyla.tasks.sraven_stats import (
+from hyla.tasks.sraven.solver import solve
+from hyla.tasks.sraven.stats import (
     number_of_instances,
     number_of_laid_out_tasks,
     number_of_tasks,

@@ -1,4 +1,4 @@
-"""SRAVEN baselines that see less than the solver, and what the answers of models show."""
+"""SRAVEN baselines with less information than the solver, and analyses of models' answers."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 import hyla
-from hyla.analysis import arithmetic_answers, kept_answers
-from hyla.analysis.answers import best_symbols, judge_answers
-from hyla.analysis.baselines import BY_RULE
 from hyla.experiments import EXPERIMENTS
+from hyla.experiments.paper.baselines import BY_RULE
 from hyla.experiments.run import Options, run_experiment
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.sraven import RULES, Sraven, SravenBatch, SravenConfig
-from hyla.tasks.sraven_readers import READERS, read
-from hyla.train.population import FIRST_EVALUATION_INSTANCE
+from hyla.tasks.sraven.answers import (
+    agreement_after_row_swap,
+    arithmetic_answers,
+    best_symbols,
+    judge_answers,
+)
+from hyla.tasks.sraven.baselines import BASELINES, read
 
-SLOTWISE = [reader for reader in READERS if "exact" not in reader]
+SLOTWISE = [reader for reader in BASELINES if "exact" not in reader]
 SMALL = SravenConfig(features=3, values=5)
 
 
@@ -90,20 +94,20 @@ def accuracy(reader: str, batch: SravenBatch, config: SravenConfig) -> float:
 @pytest.mark.parametrize("features", [2, 4])
 def test_who_sees_less_solves_less(features: int) -> None:
     config = SravenConfig(features=features)
-    batch = Sraven(config, seed=0).batch("all", 5000)  # more than are read at once
-    *solved, one_row, one_row_exact = (accuracy(reader, batch, config) for reader in READERS)
+    batch = Sraven(config, seed=0).batch("all", 5000)  # more than one batch
+    *solved, one_row, one_row_exact = (accuracy(reader, batch, config) for reader in BASELINES)
     assert solved == sorted(solved, reverse=True)
     assert one_row < one_row_exact < solved[0]
     assert one_row < solved[1]
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", BASELINES)
 def test_readers_see_slots_not_their_places(reader: str) -> None:
     panels = Sraven(SMALL, seed=1).batch("all", 300).panels
     found = read(reader, panels, SMALL)
     moved = panels.clone()
     moved[:, :, 0] = panels[:, :, 0].roll(1, dims=-1)  # the first column in another order
-    moved[:, 2, 2] = 0  # the answer is not looked at
+    moved[:, 2, 2] = 0  # the answer must be ignored
     if reader in SLOTWISE:  # exact ones take the first of equally probable panels
         assert torch.equal(read(reader, moved, SMALL), found)
         moved[:, :, 2] = moved[:, :, 2].roll(1, dims=-1)
@@ -213,7 +217,7 @@ def test_who_does_not_look_at_a_row_keeps_all_answers(row: int) -> None:
     model = Blind(config)
     model.load_state_dict(hyla.build(config, seed=0).state_dict())
     model.row = row
-    kept = kept_answers(model, batch)
+    kept = agreement_after_row_swap(model, batch)
     assert [*kept] == ["first row", "second row"]
     assert [part == 1 for part in kept.values()] == [row == 0, row == 1]
     answers = best_symbols(model, batch)
@@ -224,13 +228,13 @@ def test_who_does_not_look_at_a_row_keeps_all_answers(row: int) -> None:
         others = best_symbols(model, replace(batch, panels=panels))
         assert part == (answers == others).sum().item() / answers.numel()
     with pytest.raises(ValueError, match="batch: expected at least two instances"):
-        kept_answers(model, task.batch("all", 1))
+        agreement_after_row_swap(model, task.batch("all", 1))
 
 
 def test_readers_are_an_experiment(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["readers-sraven"]
     rows = run_experiment(experiment, Options(runs=tmp_path, tiny=True))
-    assert len(rows) == len(experiment.tiny["features"]) * len(READERS)
+    assert len(rows) == len(experiment.tiny["features"]) * len(BASELINES)
     for row in rows:
         assert row.seeds == (0, 1, 2)
         assert len(row.main.values) == 3

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
-from hyla.tasks.sraven_solver import solve, unambiguous_batch
-from hyla.tasks.sraven_stats import statistics
+from hyla.tasks.sraven.solver import solve, unambiguous_batch
+from hyla.tasks.sraven.stats import statistics
 
 
 def completion(rule: str, rows: list[list[int]], values: int, distinct: bool) -> int | None:
@@ -274,7 +274,7 @@ def test_too_many_hypotheses_are_solved_in_parts_or_refused(
     config = SravenConfig(values=4)
     panels = Sraven(config).batch("all", 60).panels
     whole = solve(panels, config)
-    monkeypatch.setattr("hyla.tasks.sraven_solver.MAX_BYTES", 50_000)
+    monkeypatch.setattr("hyla.tasks.sraven.solver.MAX_BYTES", 50_000)
     parts = solve(panels, config)
     assert parts.answers.equal(whole.answers)
     assert parts.answer_instance.equal(whole.answer_instance)
@@ -285,7 +285,7 @@ def test_too_many_hypotheses_are_solved_in_parts_or_refused(
 def test_settings_without_unambiguous_instances_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hyla.tasks.sraven_solver.MAX_ATTEMPTS", 5)
+    monkeypatch.setattr("hyla.tasks.sraven.solver.MAX_ATTEMPTS", 5)
     task = Sraven(SravenConfig(features=6, values=3), seed=0)
     with pytest.raises(ValueError, match="features, values: expected settings with an unambiguous"):
         unambiguous_batch(task, "all", 2)

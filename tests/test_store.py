@@ -1,4 +1,4 @@
-"""The store: its order of preference, its files, and what is wrong with them."""
+"""The store: its order of preference, its files, and damaged ones."""
 
 import json
 from dataclasses import dataclass, field, replace

@@ -56,7 +56,7 @@ def test_every_kind_is_near_float64(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "linear", "hyla"])
 @pytest.mark.parametrize("heads, size, value_size", [(1, 64, 32), (2, 32, 32), (3, 18, 20)])
 def test_heads_split_over_lanes(heads: int, size: int, value_size: int, kind: str) -> None:
-    # With the usual eps, RMSHead leaves of one head its sign: no gradient but where that turns.
+    # With the usual eps, RMSHead reduces a single head to its sign, which has almost no gradient.
     eps = 0.1 if heads == 1 else 1e-6
     bias = torch.randn(2, 1, heads, 5, 11)
     bias[1, :, heads - 1, 3] = -torch.inf
@@ -167,7 +167,7 @@ def test_threads_hold_more_where_there_is_room_for_it() -> None:
 
 @pytest.mark.parametrize("kind", ["softmax", "hyla-rms_head+softmax"])
 def test_a_large_bias_of_the_softmax(kind: str) -> None:
-    # Lanes without a sequence have no log-sum-exp to subtract from it.
+    # Lanes without a sequence have no log-sum-exp to subtract from the bias.
     bias = torch.randn(1, 2, 3, 5) + 200
     assert_near_float64((3,), 3, 5, 2, 4, 4, kind, bias=bias, tolerance=1e-4)
 

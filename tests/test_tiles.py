@@ -1,7 +1,7 @@
 """The Triton kernels in Triton's interpreter: output and every gradient against the reference.
 
-The interpreter must be chosen before Triton is first imported, which other tests may have done in
-this process. So a group of cases runs in a process of its own: this file, run as a script.
+The interpreter must be selected before the first import of Triton, which other tests may already
+have done in this process. So each group of cases runs this file as a script in its own process.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 from hyla.attention import KINDS, Kind, attend, kernels
 from hyla.attention.kernels import Call, KernelSpec
 
-# The interpreter multiplies bfloat16 as if they were integers: half precision is float16 here.
+# The interpreter multiplies bfloat16 like integers, so half precision is tested with float16.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
 RESULTS = ("out", "dq", "dk", "dv", "dbias", "ddeep")
 ALL_KINDS = {
@@ -51,7 +51,7 @@ class Case:
     cache: bool = False
     tile: tuple[int, int] | None = (4, 8)
     columns: int = 16
-    # Occupied by splitting keys and sequences: 1 splits nothing.
+    # How many programs to fill by splitting keys and sequences; 1: no splitting.
     programs: int = 1
 
 

@@ -11,11 +11,10 @@ from hyla import member
 from hyla.analysis import collect, collect_run
 from hyla.files import read_object
 from hyla.pretrained import CODE_ERRORS, NAMES, folder
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE, Tally
 from hyla.train import load_run, train
 from hyla.train.checkpoint import load, paths, save
-from hyla.train.config import MAIN_MEASURES
-from hyla.train.objective import make_objective
-from hyla.train.population import FIRST_EVALUATION_INSTANCE, Population
+from hyla.train.population import Population, predict
 from hyla.train.store import Store, read_run
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +25,7 @@ def test_the_loaded_models_are_those_that_were_measured(tmp_path: Path) -> None:
     summary = train(config, tmp_path, device="cpu", compiled=False)
     loaded, population = load_run(tmp_path)
     assert loaded == config
-    task = Population(config, range(3), torch.device("cpu"), compiled=False).objective.task
+    task = Population(config, range(3), torch.device("cpu"), compiled=False).task
     index = range(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + 23)
     batch = task.batch("held_out", index)
     for m in range(3):
@@ -130,7 +129,7 @@ def test_the_packaged_models_are_small_and_published() -> None:
         assert config.task_name.startswith(task)
         assert (config.model.kind, config.members[0].seed) == (kind, 0)
         assert {parameter.dtype for parameter in population.parameters()} == {torch.float32}
-        measure = MAIN_MEASURES[config.task_name]
+        measure = config.task.main_measure
         # Those of fuzzy logic were published from the GPU and measured again on a CPU.
         expected = pytest.approx(original.measure("held_out", measure), abs=1e-4)
         assert packaged.measure("held_out", measure) == expected
@@ -140,18 +139,19 @@ def test_the_packaged_models_are_small_and_published() -> None:
 def test_a_packaged_model_reaches_its_published_measure(name: str) -> None:
     instances, batch = 2048, 256
     config, population = load_run(name)
-    objective = make_objective(config.task, [config.members[0].seed], torch.device("cpu"))
+    task = config.task.bind([config.members[0].seed])
+    tally = Tally(task)
     index = torch.arange(FIRST_EVALUATION_INSTANCE, FIRST_EVALUATION_INSTANCE + instances)
     with torch.no_grad():
         numbers_BS = torch.cat(
             [
-                objective.numbers(population, objective.task.batch("held_out", part))[0]
-                for part in index.split(batch)
+                tally(task.outputs(predict(population), one), one)[0]
+                for one in (task.batch("held_out", part) for part in index.split(batch))
             ]
         )
-    measure = MAIN_MEASURES[config.task_name]
-    found = objective.measures(numbers_BS.sum(dim=0).tolist(), instances)[measure]
-    values_B = numbers_BS[:, 1]  # accuracy or R2 of each instance
+    measure = config.task.main_measure
+    found = tally.measures(numbers_BS.sum(dim=0).tolist())[measure]
+    values_B = numbers_BS[:, 2]  # accuracy or R2 of each instance
     assert values_B.mean().item() == pytest.approx(found)
     standard_error = values_B.std().item() / instances**0.5
     assert standard_error < 0.035
@@ -162,7 +162,7 @@ def test_a_packaged_model_reaches_its_published_measure(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_codes_of_a_packaged_model_are_within_the_stated_bound(name: str) -> None:
-    # The reference codes are those of the instances that rounding to float16 changes most.
+    # The reference codes belong to the instances that rounding to float16 changes most.
     references = read_object(folder(name) / "summary.json")["float32_codes"]
     index = torch.tensor([one["instance"] for one in references])
     exact_LH = torch.tensor([one["codes"] for one in references])

@@ -1,4 +1,4 @@
-"""Keys of trainings: the same everywhere and for ever, another one for every change."""
+"""Keys of trainings are stable, and differ for every change of a training."""
 
 import subprocess
 import sys
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from hyla.attention.variants import KINDS
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
 from hyla.tasks.sraven import SravenConfig
-from hyla.train import Member, fuzzy_logic_run, sraven_run
+from hyla.train import Member
 from hyla.train import training as module
 from hyla.train.store import Store, Trained
 from hyla.train.training import INTRODUCED, Training, digest
@@ -29,7 +30,10 @@ def published() -> tuple[Trained, ...]:
 
 def rebuilt(description: dict[str, Any], model: type[ModelConfig] = ModelConfig) -> Training:
     """The training that a description is of."""
-    values = INTRODUCED | description
+    task = TASKS[description["task"]]
+    name = task.task_name
+    values = {f"{name}.{field}": value for field, value in task.introduced.items()}
+    values |= INTRODUCED | description
 
     def part(prefix: str) -> dict[str, Any]:
         return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
@@ -38,7 +42,7 @@ def rebuilt(description: dict[str, Any], model: type[ModelConfig] = ModelConfig)
     names = ("steps", "batch", "precision", "decay_head_biases", "schedule")
     rest = {name: values[name] for name in names}
     return Training(
-        task=TASKS[values["task"]](**part(values["task"] + ".")),
+        task=task(**part(f"{name}.")),
         model=model(**part("model.")),
         member=Member(**member),
         splits=tuple(values["splits"]),
@@ -135,7 +139,7 @@ def test_keys_are_the_same_in_every_process_and_have_known_answers() -> None:
     assert digest({"task": "sraven", "seed": 3}) == "9ee066ee854e47f3"
     code = (
         "from hyla.train import *; from hyla.train.training import Training;"
-        "print(Training.of(sraven_run((Member(),)), Member()).key)"
+        "print(Training.of(task_run('sraven', (Member(),)), Member()).key)"
     )
     for seed in "12":
         found = subprocess.run(

@@ -104,7 +104,7 @@ def test_masked_keys_and_one_token() -> None:
     lengths = torch.tensor([0, 33, 7])
     found = errors(3, 18, 35, 3, 32, "hyla", lengths=lengths)
     assert max(found) < ROUNDING[torch.bfloat16]
-    # A single pair: 0 is exact for the gradients of a single head's code, but for eps.
+    # A single pair: apart from eps, the gradients of a single head's code are exactly 0.
     assert errors(5, 1, 1, 2, 32, "hyla-rms_head")[0] < ROUNDING[torch.bfloat16]
 
 

@@ -27,7 +27,7 @@ print(batch.targets[0].tolist())
 # solver finds every set of rules and orders that fits the context, and how probable each answer is.
 
 # %%
-from hyla.tasks.sraven_solver import solve
+from hyla.tasks.sraven.solver import solve
 
 hard = Sraven(SravenConfig(), seed=0)
 batch = hard.batch("train", range(1000))
@@ -45,4 +45,5 @@ print(batch.inputs.shape, batch.targets.shape)
 print(hard.batch("held_out", range(7, 8)).panels[0].equal(hard.batch("held_out", 8).panels[7]))
 
 # %% [markdown]
-# Instance 7 is always the same instance: it is a pure function of the seed, the split and its number. More: [SRAVEN](../sraven.md).
+# Instance 7 is always the same instance: it is a pure function of the seed, the split and its number. More: [SRAVEN](../sraven.md),
+# and as files: [export](../export.md).

@@ -22,7 +22,6 @@ True
 """
 
 from hyla.analysis.activity import active_units
-from hyla.analysis.answers import ArithmeticAnswers, arithmetic_answers, kept_answers
 from hyla.analysis.codes import Codes, attention_codes, load_codes
 from hyla.analysis.collect import collect, collect_inputs, collect_run
 from hyla.analysis.compare import MeanCodes, cosine_similarity, explained, mean_codes, sample
@@ -31,13 +30,11 @@ from hyla.analysis.draw import draw_embedding
 from hyla.analysis.embed import embed
 
 __all__ = [
-    "ArithmeticAnswers",
     "Codes",
     "Decoding",
     "MeanCodes",
     "Scores",
     "active_units",
-    "arithmetic_answers",
     "attention_codes",
     "collect",
     "collect_inputs",
@@ -47,7 +44,6 @@ __all__ = [
     "draw_embedding",
     "embed",
     "explained",
-    "kept_answers",
     "load_codes",
     "mean_codes",
     "sample",

@@ -1,8 +1,8 @@
-"""Latent codes with what is known about the instances they come from.
+"""Latent codes with labels of the instances they come from.
 
-The paper looks at one code an instance and layer: the scores of the last token attending to itself,
-over all heads. `collect` gathers them for a task, `collect_run` for a member of a run folder,
-`collect_inputs` for any tokens, and `attention_codes` takes the scores of any other model.
+The paper analyses one latent code per instance and layer: the scores, over all heads, of the last
+token attending to itself. `collect` gathers them for a task, `collect_run` for a member of a run
+folder, `collect_inputs` for any tokens, and `attention_codes` from the scores of any other model.
 
 Shapes: L layers, I instances, H heads, B batch, Q queries, N keys, K features or terms.
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 from hyla.errors import bad_value, unknown_name
 
 Array = NDArray[Any]
-# What varies less than this, relative to its size, is constant but for the rounding of float32.
+# Relative variation below this is float32 rounding error.
 CONSTANT = 1e-6
-LABEL, NAMES = "label ", "names "  # before the names of arrays in a file
+LABEL, NAMES = "label ", "names "  # prefixes of array names in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,9 @@ class Codes:
     """Latent codes by layer and instance, with labels of the instances.
 
     codes: float32 `[layers, instances, heads]`. layers: their numbers in the model, from 0.
-    labels: by name, arrays whose first axis is that of the instances.
-    names: of the values 0, 1, 2 .. of a label, where they have names.
+    labels: arrays by name, with the instances along the first axis.
+    names: by label, the names of its values 0, 1, 2 .. if it has any.
+    uses: what each label is good for, see `hyla.tasks.base.Label`; not saved.
 
     >>> codes = Codes(np.zeros((2, 5, 3)), (0, 1), {"rule": np.array([0, 1, 1, 0, 1])})
     >>> codes.layer(-1).shape, codes.take(codes.labels["rule"] == 1).codes.shape
@@ -42,6 +43,7 @@ class Codes:
     layers: tuple[int, ...]
     labels: Mapping[str, Array] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codes", to_numpy(self.codes))
@@ -54,7 +56,7 @@ class Codes:
             if values.shape[:1] != (self.instances,):
                 expected = f"one for each of the {self.instances} instances"
                 raise bad_value(f"labels[{name!r}]", list(values.shape), expected)
-            if values.dtype == object:  # which a file could only have as Python objects
+            if values.dtype == object:  # could only be saved by pickling
                 expected = "numbers or text, such as values.astype(str)"
                 raise bad_value(f"labels[{name!r}]", "Python objects", expected)
             count = len(self.names.get(name, ()))
@@ -66,11 +68,11 @@ class Codes:
 
     @property
     def instances(self) -> int:
-        """How many instances there are."""
+        """The number of instances."""
         return int(self.codes.shape[1])
 
     def layer(self, number: int) -> Array:
-        """The codes of one layer, `[instances, heads]`; -1 is the last of those collected."""
+        """Return the codes of one layer, `[instances, heads]`; -1 is the last one collected."""
         if number < 0 and -len(self.layers) <= number:
             return self.codes[number]
         if number not in self.layers:
@@ -79,16 +81,16 @@ class Codes:
         return self.codes[self.layers.index(number)]
 
     def label(self, name: str) -> Array:
-        """The label of this name; an unknown one is refused."""
+        """Return the label of this name; ValueError if unknown."""
         if name not in self.labels:
             raise unknown_name("label", name, self.labels)
         return self.labels[name]
 
     def classes(self, name: str) -> tuple[tuple[str, ...], Array]:
-        """The values that a label can take, as text, and the number of each instance's value.
+        """Return a label's classes as text, and the index of each instance's class.
 
-        Those of a label with names are all of them, otherwise those that occur, sorted. A label
-        of several columns gives numbers of several columns.
+        The classes are the label's names or else its distinct values, sorted. The indices have the
+        shape of the label.
         """
         values = self.label(name)
         if name in self.names:
@@ -98,18 +100,22 @@ class Codes:
         found, numbers = np.unique(values, return_inverse=True)
         return tuple(map(str, found)), numbers.reshape(values.shape)
 
+    def labels_to(self, use: str) -> list[str]:
+        """Return the labels to "decode", to "explain" the codes with, or to "colour" a map with."""
+        return [name for name in self.labels if use in self.uses.get(name, ())]
+
     def take(self, index: Array | Sequence[int]) -> "Codes":
-        """These instances only: their numbers, or a boolean for each."""
+        """Select instances by number or by a boolean mask."""
         index = np.asarray(index)
-        index = index if index.size else index.astype(np.intp)  # an empty list has real numbers
+        index = index if index.size else index.astype(np.intp)  # an empty list becomes float
         labels = {name: values[index] for name, values in self.labels.items()}
-        return Codes(self.codes[:, index], self.layers, labels, self.names)
+        return Codes(self.codes[:, index], self.layers, labels, self.names, self.uses)
 
     def save(self, file: IO[bytes] | Path | str) -> None:
-        """Writes a NumPy `.npz` file: `codes`, `layers`, and every label as `label NAME`."""
+        """Write a NumPy `.npz` file: `codes`, `layers`, and every label as `label NAME`."""
         arrays = {f"{LABEL}{name}": values for name, values in self.labels.items()}
         arrays |= {f"{NAMES}{name}": np.array(values) for name, values in self.names.items()}
-        if isinstance(file, Path | str):  # under this name, to which NumPy would add .npz
+        if isinstance(file, Path | str):  # given a path, NumPy might append .npz
             with open(file, "wb") as handle:
                 self.save(handle)
             return
@@ -117,28 +123,28 @@ class Codes:
 
 
 def load_codes(file: IO[bytes] | Path | str) -> Codes:
-    """The codes of a file that `Codes.save` wrote; ValueError for any other, or a damaged one."""
+    """Load codes written by `Codes.save`; ValueError for any other or damaged file."""
     if isinstance(file, Path | str):
         with open(file, "rb") as handle:
             return load_codes(handle)
-    expected, start = "latent codes, as Codes.save writes them", file.tell()
+    expected, start = "latent codes written by Codes.save", file.tell()
     if not is_zipfile(file):
-        raise bad_value("file", "another kind of file, or a part of one", expected)
+        raise bad_value("file", "an incomplete file or one of another kind", expected)
     file.seek(start)
     try:
         with np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays}
     except (BadZipFile, EOFError, RuntimeError, ValueError) as error:
-        raise bad_value("file", "a damaged one", expected) from error
+        raise bad_value("file", "a damaged file", expected) from error
     if "codes" not in found or "layers" not in found:
-        raise bad_value("file", f"one with {', '.join(found) or 'nothing'}", expected)
+        raise bad_value("file", f"the arrays {', '.join(found) or 'none'}", expected)
     labels = {n.removeprefix(LABEL): found[n] for n in found if n.startswith(LABEL)}
     names = {n.removeprefix(NAMES): tuple(found[n].tolist()) for n in found if n.startswith(NAMES)}
     return Codes(found["codes"], tuple(found["layers"].tolist()), labels, names)
 
 
 def to_numpy(x: Tensor | Array | Sequence[Any]) -> Array:
-    """A tensor of any device and precision as an array; one of 16 bits becomes float32."""
+    """Convert a tensor of any device to an array; 16-bit floats become float32."""
     if not isinstance(x, Tensor):
         return np.asarray(x)
     x = x.detach().cpu()
@@ -148,12 +154,12 @@ def to_numpy(x: Tensor | Array | Sequence[Any]) -> Array:
 def attention_codes(
     scores: Sequence[Tensor | Array], pairs: Sequence[tuple[int, int]] = ((-1, -1),)
 ) -> Codes:
-    """The codes of chosen (query, key) pairs from attention scores of any model.
+    """Collect the codes of given (query, key) pairs from attention scores of any model.
 
-    scores: for each layer `[batch, heads, queries, keys]`, as Hugging Face models give them with
-    `output_attentions=True` and eager attention (what `layer.codes` gives has the heads last: give
-    `codes.movedim(-1, 1)`). Labels: `sequence`, `query` and `key`, the
-    positions counted from 0; the pairs of a sequence follow each other.
+    scores: for each layer `[batch, heads, queries, keys]`, as returned by Hugging Face models with
+    `output_attentions=True` and eager attention. (`layer.codes` has the heads last: pass
+    `codes.movedim(-1, 1)`.) Labels: `sequence`, and `query` and `key` as positions from 0. Pairs of
+    the same sequence are adjacent.
 
     >>> attention_codes([np.zeros((2, 3, 5, 5))] * 4, [(-1, -1), (-1, 0)]).codes.shape
     (4, 4, 3)
@@ -169,7 +175,7 @@ def attention_codes(
     chosen = to_numpy(pairs)
     if chosen.ndim != 2 or chosen.shape[-1] != 2 or not len(chosen) or chosen.dtype.kind != "i":
         given = chosen.tolist() if chosen.size else "none"
-        raise bad_value("pairs", given, "at least one (query, key), whole numbers")
+        raise bad_value("pairs", given, "at least one (query, key) pair of whole numbers")
     for pair in chosen.tolist():
         if any(not -count <= at < count for at, count in zip(pair, tokens, strict=True)):
             expected = f"a query below {tokens[0]} and a key below {tokens[1]}"

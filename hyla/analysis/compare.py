@@ -1,4 +1,4 @@
-"""Codes compared: their means by label, how alike these are, how far a label explains them."""
+"""Compare latent codes: class means, their similarity, and the variance a label explains."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 from hyla.analysis.codes import CONSTANT, Array, Codes
 from hyla.errors import bad_value
 
-PARTS = 32  # of equally many instances, into which real numbers are cut
+PARTS = 32  # quantile bins for real-valued labels
 
 
 @dataclass(frozen=True, eq=False)
 class MeanCodes:
-    """The mean code of each class of a label that occurs, in float64.
+    """The mean code of each occurring class of a label, in float64.
 
     names: of the classes. counts: of their instances. means: `[classes, heads]`.
     cosine: their pairwise cosine similarities, `[classes, classes]`.
@@ -25,7 +25,7 @@ class MeanCodes:
 
 
 def mean_codes(codes: Codes, label: str, layer: int = -1) -> MeanCodes:
-    """The mean code of each class in a layer, and how alike the classes are.
+    """Compute the mean code of each class in a layer, and their cosine similarities.
 
     >>> codes = Codes(np.array([[[3, 4], [6, 8], [4, 3]]]), (0,), {"rule": np.array([0, 0, 1])})
     >>> mean_codes(codes, "rule").cosine.round(3).tolist()
@@ -42,7 +42,7 @@ def mean_codes(codes: Codes, label: str, layer: int = -1) -> MeanCodes:
 
 
 def cosine_similarity(vectors: Array) -> Array:
-    """Pairwise cosines of vectors `[n, size]` in float64; NaN with a vector of zeros.
+    """Compute pairwise cosines of vectors `[n, size]` in float64; NaN for zero vectors.
 
     >>> cosine_similarity(np.array([[1, 0], [1, 1], [-2, 0]])).round(3)[0].tolist()
     [1.0, 0.707, -1.0]
@@ -54,7 +54,7 @@ def cosine_similarity(vectors: Array) -> Array:
 
 
 def sample(codes: Codes, count: int, *, seed: int = 0) -> Codes:
-    """A random sample of the instances, without replacement, in their order.
+    """Draw a random sample of instances without replacement, in their original order.
 
     >>> codes = Codes(np.zeros((2, 7, 3)), (0, 1), {"at": np.arange(7)})
     >>> sample(codes, 3).labels["at"].shape
@@ -68,12 +68,12 @@ def sample(codes: Codes, count: int, *, seed: int = 0) -> Codes:
 
 
 def explained(codes: Codes, label: str) -> Array:
-    """Which part of the variance of the codes a label explains, for each layer.
+    """Compute the fraction of the codes' variance that a label explains, for each layer.
 
-    That between the mean codes of its classes, over all heads, corrected for the number of classes
-    (as adjusted R2 is): 1 if codes of a class are the same, about 0 if the label says nothing. NaN
-    for codes that do not vary, for one class and for classes of one instance. More than 32 real
-    numbers are cut into as many parts.
+    This is the variance between class means over all heads, adjusted for the number of classes like
+    adjusted R2: 1 if all codes of a class are equal, about 0 for an uninformative label. NaN for
+    constant codes, for a single class, and if every class has one instance. Real-valued labels with
+    more than 32 distinct values are cut into 32 quantile bins.
 
     >>> rule = np.array([0, 0, 1, 1])
     >>> codes = Codes(np.array([[[0, 0], [0, 1], [8, 0], [8, 1]]]), (0,), {"rule": rule})

@@ -1,4 +1,4 @@
-"""What a linear decoder reads off the codes: logistic regression, with a shuffled control.
+"""Decode labels from latent codes by logistic regression, with a shuffled control.
 
 Shapes: L layers, I instances, H heads, C classes (rules, or terms).
 """
@@ -10,15 +10,15 @@ import numpy as np
 from hyla.analysis.codes import CONSTANT, Array, Codes
 from hyla.errors import bad_value
 
-MIN_INSTANCES = 10  # below that, a score says nothing
+MIN_INSTANCES = 10  # fewer make scores meaningless
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How well the classes were named in each layer.
+    """Decoding quality in each layer.
 
-    f1: `[layers, classes]`, NaN for a class that cannot be measured. accuracy: `[layers]`; of
-    several terms at once, the mean over the yes or no of all terms.
+    f1: `[layers, classes]`, NaN for classes that cannot be measured. accuracy: `[layers]`; for
+    multi-label decoding, the mean of the terms' binary accuracies.
     """
 
     f1: Array
@@ -26,17 +26,17 @@ class Scores:
 
     @property
     def macro_f1(self) -> Array:
-        """The mean over the classes that can be measured, `[layers]`."""
+        """The mean F1 of measurable classes, `[layers]`."""
         return np.nanmean(self.f1, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """A label decoded from the codes of each layer, and the control beside it.
+    """A label decoded from the codes of each layer, with a control.
 
-    names: of the classes. train_counts, test_counts: how many instances have each.
-    measured: the scores. control: their mean over several shuffles of the labels of training, None
-    without any. majority_accuracy: of always saying what is most frequent in training.
+    names: of the classes. train_counts, test_counts: instances of each class.
+    measured: the scores. control: mean scores after shuffling the training labels, None without
+    shuffles. majority_accuracy: that of always predicting the most frequent class in training.
     """
 
     label: str
@@ -50,19 +50,19 @@ class Decoding:
 
 
 def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: int = 0) -> Decoding:
-    """Decodes a label with logistic regression, fitted to `train` and measured on `test`.
+    """Decode a label by logistic regression, fitted to `train` and measured on `test`.
 
-    A label with one value an instance, such as `rule`, gets a multinomial classifier; one with
-    several, such as `terms`, gets a classifier for each term: is it among them? Codes are
-    standardised with the mean and deviation of `train`; the L2 penalty is 1 (scikit-learn's C).
-    Classes weigh the same however frequent they are: else what is rare would never be named.
+    A label with one value per instance, such as `rule`, gets a multinomial classifier. A label with
+    several, such as `terms`, gets one binary classifier per term. Codes are standardised with mean
+    and deviation of `train`; the L2 penalty is scikit-learn's C = 1. Classes are weighted equally,
+    because otherwise rare ones would never be predicted.
 
     A class that is missing from `train` or `test` (or that all of `train` has) has no F1. Its
-    instances still count: naming them otherwise is wrong.
+    instances still count as errors if predicted wrongly.
 
-    shuffles: of the labels of `train`, by `seed`, to which the same is fitted: what chance looks
-        like. One says little: of n tight clusters, each gets a random class, so that its accuracy
-        of 1 / n strays by as much. The control is the mean over all of them.
+    shuffles: number of fits to shuffled labels of `train`, by `seed`. Their mean is the control,
+        which estimates chance level. One is not enough: if codes form n tight clusters, each gets a
+        random class, so the accuracy has mean 1 / n and a deviation about as large.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -72,7 +72,7 @@ def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: i
     several = train.label(label).ndim == 2
     measurable: Array = np.asarray(train_IC.any(0) & ~train_IC.all(0) & test_IC.any(0))
     if not measurable.any():
-        given = f"{label!r} with {int(train_IC.any(0).sum())} of them in train"
+        given = f"{label!r} with {int(train_IC.any(0).sum())} classes in train"
         expected = "a label with at least 2 classes in train, one of them in test"
         raise bad_value("label", given, expected)
     _check_codes(train, test)
@@ -91,7 +91,7 @@ def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: i
             np.array([_accuracy(found, test_IC, measurable, several) for found in predictions]),
         )
 
-    with threadpool_limits(limits=1):  # threads cost more than they bring, and change the rounding
+    with threadpool_limits(limits=1):  # threads are slower here and change the rounding
         measured = scores(train_IC)
         shuffled = [scores(generator.permutation(train_IC)) for _ in range(shuffles)]
     rate_C = train_IC.mean(axis=0)
@@ -105,7 +105,7 @@ def decode(train: Codes, test: Codes, label: str, *, shuffles: int = 10, seed: i
 
 
 def _memberships(train: Codes, test: Codes, label: str) -> tuple[tuple[str, ...], Array, Array]:
-    """The names of the classes, and which of them each instance has, `[instances, classes]`."""
+    """Return the class names and each instance's classes as masks, `[instances, classes]`."""
     values, test_values = train.label(label), test.label(label)
     if values.ndim > 2 or values.ndim != test_values.ndim:
         given = f"{list(values.shape)} in train, {list(test_values.shape)} in test"
@@ -116,7 +116,7 @@ def _memberships(train: Codes, test: Codes, label: str) -> tuple[tuple[str, ...]
     if label in train.names:
         names, classes = train.names[label], np.arange(len(train.names[label]))
     else:
-        train.classes(label)  # refuses real numbers
+        train.classes(label)  # rejects real numbers
         classes = np.unique(np.concatenate([values.ravel(), test_values.ravel()]))
         names = tuple(map(str, classes))
     found = [(v.reshape(len(v), -1, 1) == classes).any(axis=1) for v in (values, test_values)]
@@ -130,10 +130,10 @@ def _check_codes(train: Codes, test: Codes) -> None:
         for number, layer in zip(codes.layers, codes.codes, strict=True):
             if not np.isfinite(layer).all():
                 given = f"NaN or infinity in layer {number} of {name}"
-                raise bad_value("codes", given, "finite numbers (has the member diverged?)")
+                raise bad_value("codes", given, "finite numbers (did the member diverge?)")
     if train.layers != test.layers or train.codes.shape[2] != test.codes.shape[2]:
         given = f"layers {test.layers} of {test.codes.shape[2]} heads"
-        expected = f"those of train, layers {train.layers} of {train.codes.shape[2]} heads"
+        expected = f"layers {train.layers} of {train.codes.shape[2]} heads, as in train"
         raise bad_value("test", given, expected)
 
 
@@ -152,13 +152,13 @@ def _fit_predict(x_IH: Array, classes_I: Array, test_IH: Array) -> Array:
 
 
 def _predict_one(x_IH: Array, labels_IC: Array, test_IH: Array) -> Array:
-    """One multinomial classifier: each instance has one class."""
+    """Predict one class per instance with a multinomial classifier."""
     found = _fit_predict(x_IH, labels_IC.argmax(axis=1), test_IH)
     return found[:, None] == np.arange(labels_IC.shape[1])
 
 
 def _predict_each(x_IH: Array, labels_IC: Array, test_IH: Array, measurable: Array) -> Array:
-    """A classifier for each measurable class: does the instance have it?"""
+    """Predict each measurable class with a binary classifier."""
     found = np.zeros((len(test_IH), labels_IC.shape[1]), dtype=bool)
     for c in np.flatnonzero(measurable):
         found[:, c] = _fit_predict(x_IH, labels_IC[:, c], test_IH)
@@ -171,7 +171,7 @@ def _mean(scores: list[Scores]) -> Scores:
 
 
 def _f1(found_IC: Array, true_IC: Array, measurable: Array) -> Array:
-    """2 TP / (2 TP + FP + FN) for each class, NaN where it is not measurable."""
+    """Compute 2 TP / (2 TP + FP + FN) for each class; NaN where not measurable."""
     both, either = (found_IC & true_IC).sum(axis=0), found_IC.sum(axis=0) + true_IC.sum(axis=0)
     return np.where(measurable, 2 * both / np.maximum(either, 1), np.nan)
 

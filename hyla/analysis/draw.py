@@ -1,4 +1,4 @@
-"""Draws embedded codes, coloured by what is known about their instances."""
+"""Draw embedded codes, coloured by the labels of their instances."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyla.analysis.codes import Array, Codes
+from hyla.drawing import COLOURS, INK
 from hyla.errors import bad_value
-from hyla.tasks.sraven_draw import COLOURS, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 3.6  # of a panel, in inches
-MAX_LEGEND = 16  # classes; more of them are told by colours alone
+MAX_LEGEND = 16  # classes; more are drawn without a legend
 
 
 def draw_embedding(points: Array, codes: Codes, labels: Sequence[str], title: str = "") -> "Figure":
-    """A figure of embedded codes `[instances, 2]`, a panel for each label.
+    """Draw embedded codes `[instances, 2]`, one panel per label.
 
-    Save it with `hyla.tasks.sraven_draw.save`.
+    Save it with `hyla.drawing.save`.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Codes in two dimensions, by t-SNE."""
+"""Embed latent codes in two dimensions by t-SNE."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from hyla.analysis.codes import CONSTANT, Array, Codes
 from hyla.errors import bad_value
 
 MIN_POINTS = 4
-START = 1e-4  # the deviation of the points at first, as usual for t-SNE
+START = 1e-4  # deviation of the initial points, as usual for t-SNE
 
 
 def embed(
@@ -18,19 +18,18 @@ def embed(
     perplexity: float = 30.0,
     seed: int = 0,
 ) -> dict[int, Array]:
-    """t-SNE of the codes of some layers (None: all), by layer number: `[instances, 2]`.
+    """Embed the codes of some layers (None: all) by t-SNE; return `[instances, 2]` by layer number.
 
-    Barnes-Hut t-SNE of scikit-learn, from the first two principal components; the same bits for
-    the same seed. With few points the perplexity is at most a third of the others' number, so
-    that there are as many neighbours as it looks at. Codes that are all equal,
-    but for rounding, stay at the origin.
+    scikit-learn's Barnes-Hut t-SNE, initialised with the first two principal components and
+    bit-identical for the same seed. The perplexity is limited to (instances - 1) / 3, because t-SNE
+    uses three times as many neighbours. Codes that are equal up to rounding stay at the origin.
     """
     chosen = codes.layers if layers is None else [_number(codes, layer) for layer in layers]
     return {layer: _tsne(codes.layer(layer), layer, perplexity, seed) for layer in chosen}
 
 
 def _number(codes: Codes, layer: int) -> int:
-    codes.layer(layer)  # refuses one that is not there
+    codes.layer(layer)  # rejects unknown layers
     return codes.layers[layer] if layer < 0 else layer
 
 
@@ -48,12 +47,12 @@ def _tsne(points: Array, layer: int, perplexity: float, seed: int) -> Array:
     scale = centred.std()
     if scale <= CONSTANT * np.abs(points).max():
         return np.zeros((len(points), 2))
-    # t-SNE does not depend on the scale, but its search for neighbours' widths does.
+    # t-SNE is scale-invariant, but its search for kernel widths is not.
     centred /= scale
-    # One thread: sums over threads would depend on their number.
+    # One thread, because sums depend on the number of threads.
     with threadpool_limits(limits=1):
         start = _principal(centred)
-        # What breaks ties, such as in codes of a single head.
+        # Noise breaks ties, such as in codes of a single head.
         noise = np.random.default_rng(seed).normal(size=start.shape)
         start = START * (start / start[:, 0].std() + 0.01 * noise)
         found = TSNE(
@@ -64,7 +63,7 @@ def _tsne(points: Array, layer: int, perplexity: float, seed: int) -> Array:
 
 
 def _principal(centred: Array) -> Array:
-    """The first two principal components, with signs that do not depend on the LAPACK used."""
+    """Project onto the first two principal components, with signs that do not depend on LAPACK."""
     axes = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
     found = centred @ axes

@@ -182,6 +182,9 @@ def _standard_attention(
     square = q.shape[-3] == k.shape[-3]
     square_causal = causal and square and scale > 0 and mask is lengths is None
     pairs = None if square_causal else _allowed(q, k, causal, mask, lengths, None)
+    lead = q.shape[:-3]
+    if pairs is None:  # PyTorch 2.13 cannot compile `is_causal` with more than four axes
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     out_BHQV = F.scaled_dot_product_attention(
         q.transpose(-3, -2),
         k.transpose(-3, -2),
@@ -190,7 +193,8 @@ def _standard_attention(
         is_causal=square_causal,
         scale=scale,
     )
-    return out_BHQV.transpose(-3, -2)
+    out_BQHV = out_BHQV.transpose(-3, -2)
+    return out_BQHV if pairs is not None else out_BQHV.reshape(*lead, *out_BQHV.shape[-3:])
 
 
 def _check_scores(

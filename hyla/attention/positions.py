@@ -1,6 +1,6 @@
-"""Where a token stands: T5's relative position bias and rotary embeddings.
+"""Position encodings: T5's relative position bias and rotary embeddings.
 
-Shapes: P the population, if there is one; H heads, Q queries, K keys, N buckets, L = Q + K.
+Shapes: P the population, if any; H heads, Q queries, K keys, N buckets, L = Q + K.
 """
 
 import torch
@@ -10,11 +10,11 @@ from hyla.errors import bad_value
 
 
 def t5_buckets(buckets: int, max_distance: int) -> list[int]:
-    """The bucket of every distance 0 .. max_distance from a query back to a key.
+    """Return the bucket of every distance 0 .. max_distance from a query back to a key.
 
-    The first half of the buckets holds one distance each, the rest grow logarithmically up to
-    `max_distance`; whatever lies further is in the last one. Computed with integers, so that a
-    distance at the border of two buckets never depends on the rounding of a logarithm.
+    The first half of the buckets holds one distance each; the rest grow logarithmically up to
+    `max_distance`, and the last one holds all larger distances. Computed with integers, so that
+    bucket boundaries do not depend on the rounding of a logarithm.
 
     >>> t5_buckets(8, 16)
     [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 7]
@@ -39,9 +39,9 @@ def t5_buckets(buckets: int, max_distance: int) -> list[int]:
 
 
 class RelativeBias(nn.Module):
-    """T5's relative position bias: one learned number for each head and bucket of distance.
+    """T5's relative position bias: one learned number per head and distance bucket.
 
-    Unidirectional: every key after the query falls into the bucket of distance 0.
+    Unidirectional: keys after the query share the bucket of distance 0.
 
     >>> RelativeBias(heads=3, buckets=8)(queries=5, keys=7).shape
     torch.Size([1, 3, 5, 7])
@@ -61,7 +61,7 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.max_distance = buckets if max_distance is None else max_distance
         bucket = torch.tensor(t5_buckets(buckets, self.max_distance), device=device)
-        # Persistent, so that a model made on the meta device gets it with its weights.
+        # Persistent, so that a model created on the meta device gets it from its state dict.
         self.register_buffer("bucket_of_distance", bucket)
         self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
         self.reset_parameters()
@@ -69,15 +69,15 @@ class RelativeBias(nn.Module):
     def reset_parameters(self) -> None:
         buckets = self.table.shape[-1]
         nn.init.normal_(self.table, std=buckets**-0.5)
-        # A model that comes from the meta device without weights has nothing in its buffers.
+        # After `to_empty`, a model from the meta device has uninitialised buffers.
         self.bucket_of_distance.copy_(torch.tensor(t5_buckets(buckets, self.max_distance)))
 
     def forward(self, queries: int, keys: int, start: int = 0) -> Tensor:
-        """The bias of queries at start, start + 1, ... and keys at 0, 1, ...: `[1, H, Q, K]`.
+        """Return the bias `[1, H, Q, K]` of queries at start, start + 1, ... and keys at 0, 1, ...
 
-        A stacked population comes in front. The bias depends on q - k alone, so it is a row of
-        `queries + keys` numbers, shifted by one for each query: unlike indexing with q - k, this
-        has a gradient without scattered additions.
+        A population axis comes first. The bias depends only on q - k, so it is one row of
+        `queries + keys` numbers, shifted by one for each query. Unlike indexing with q - k, this
+        needs no scatter-add in the backward.
         """
         device, length = self.table.device, queries + keys
         distance_L = torch.cat(
@@ -86,18 +86,18 @@ class RelativeBias(nn.Module):
                 start + torch.arange(queries, 0, -1, device=device),
             )
         )
-        # Not F.one_hot, which looks at the values: that fails under vmap.
+        # Not F.one_hot, which reads the values and so fails under vmap.
         buckets_N = torch.arange(self.table.shape[-1], device=device)
         one_hot_LN = self._bucket(distance_L).unsqueeze(-1) == buckets_N
         row_PHL = einsum("...hn,ln->...hl", self.table, one_hot_LN.to(self.table.dtype))
         rows = row_PHL.unsqueeze(-2).expand(*row_PHL.shape[:-1], queries, length).flatten(-2)
-        # Entry (q, k) of rows of length - 1 is entry k - q of the row, counted around its end.
-        shift = length - 1 if queries else keys  # without queries the rows are empty
+        # Reshaped to rows of length - 1, entry (q, k) is entry k - q of the row (modulo length).
+        shift = length - 1 if queries else keys  # without queries, rows are empty
         shifted = rows[..., : queries * shift].unflatten(-1, (queries, shift))
         return shifted[..., :keys].unsqueeze(-4)
 
     def at(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """The bias of the chosen positions, in the same layout."""
+        """Return the bias of given positions, in the same layout."""
         distance_QK = query_positions[:, None] - key_positions
         return self.table[..., self._bucket(distance_QK)].unsqueeze(-4)
 
@@ -106,9 +106,9 @@ class RelativeBias(nn.Module):
 
 
 def rotate(x_BTHD: Tensor, positions_T: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding: turns the pairs (d, d + D/2) of each head by position * base^(-2d/D).
+    """Apply rotary embeddings: rotate pairs (d, d + D/2) of each head by position * base^(-2d/D).
 
-    Scores of rotated queries and keys depend on the distance of their positions only.
+    Scores of rotated queries and keys depend only on the difference of their positions.
 
     >>> x = torch.randn(1, 1, 1, 6)
     >>> rotate(x, torch.tensor([0])).equal(x)

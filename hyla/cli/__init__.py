@@ -11,9 +11,11 @@ from types import FrameType
 from tyro.extras import SubcommandApp
 
 import hyla
-from hyla.cli import analyse, doctor, fuzzy, report, reproduce, runs, sraven, train
+from hyla.cli import analyse, doctor, report, reproduce, runs, train
 from hyla.cli.parse import as_typed, parse
 from hyla.cli.shared import command
+from hyla.tasks.fuzzy_logic import commands as fuzzy
+from hyla.tasks.sraven import commands as sraven
 
 # Imported name and the name to install it by.
 OPTIONAL_PACKAGES = {

@@ -1,7 +1,5 @@
 """`hyla analyse`: what the latent codes of a trained model say about its tasks."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,38 +9,23 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from hyla.analysis import (
-    ArithmeticAnswers,
     Codes,
     Decoding,
     MeanCodes,
-    arithmetic_answers,
     collect,
     decode,
     draw_embedding,
     embed,
     explained,
-    kept_answers,
     mean_codes,
 )
 from hyla.cli import shared
+from hyla.drawing import FORMATS, save
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file, without_nan
-from hyla.model import Transformer
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
-from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.tasks.sraven_draw import save
 from hyla.train import RunConfig
-from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.trained import load_member
 
-PICTURES = ("png", "svg")
-# What is decoded and what colours a figure, by task; what may explain the codes.
-DECODED = {"sraven": "rule", "fuzzy_logic": "terms"}
-EXPLAINING = ("rule", "function", "target")
-COLOURS = {
-    "sraven": ("rule", "prediction"),
-    "fuzzy_logic": ("target", "function", "term 1", "term 2"),
-}
 HOW_DECODED = (
     "Classes weigh the same, so accuracy may be below that of the majority. Explained is - where "
     "codes do not vary: nothing can be decoded from such a layer."
@@ -54,8 +37,7 @@ def analyse(
     member: int = 0,
     layer: int = -1,
     instances: int = 2000,
-    keys: Annotated[str, arg(metavar="{self,panels}")] = "self",
-    permute: bool = False,
+    probe: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE [NAME=VALUE ...]")] = (),
     seed: int = 0,
     device: str = "cpu",
     kind: Annotated[str | None, arg(metavar="KIND", help_behavior_hint="")] = None,
@@ -64,19 +46,18 @@ def analyse(
     overwrite: bool = False,
     json: bool = False,
 ) -> None:
-    """Decode rules or terms from the latent codes of a trained model, compare and draw the codes.
+    """Decode labels from the latent codes of a trained model, compare and draw the codes.
 
-    A logistic regression is fitted to training tasks and measured on held-out ones, beside a
-    control with shuffled labels. For SRAVEN, the command also prints how often the answers tell
-    addition from subtraction, and how many stay if a complete row is swapped for another's.
+    A logistic regression is fitted to training tasks and evaluated on held-out ones, next to a
+    control with shuffled labels.
 
     Args:
         name_or_path: A run folder, or the name of a packaged model, such as sraven-hyla.
         member: Number of the member.
         layer: The layer whose codes are compared and drawn; -1 is the last.
         instances: How many instances of each split, none of them seen in training.
-        keys: SRAVEN: the last token attending to itself, or to the two panels before it.
-        permute: SRAVEN: show features as in training, not in the order of their rules.
+        probe: Which codes: fixed=context or fixed=query for fuzzy logic; keys=panels, permute=true
+            for SRAVEN.
         seed: Seed of the shuffled labels and of the figure.
         device: Where to compute: cpu, or cuda.
         kind: Kind of attention that the run uses, if it is your own, as package.module:name.
@@ -91,26 +72,25 @@ def analyse(
     config, model = load_member(name_or_path, member)
     number = _checked_layer(config, layer)
     model.to(shared.checked_device(device))
-    options: dict[str, Any] = {"instances": instances, "keys": keys, "permute": permute}
-    seed_of_data = config.members[member].seed
-    get: Any = partial(collect, model, config.task, seed=seed_of_data, **options)
-    held_out = get("held_out")
-    decoding = decode(get("train"), held_out, DECODED[config.task_name], seed=seed)
-    shares = {n: explained(held_out, n) for n in EXPLAINING if n in held_out.labels}
-    means = mean_codes(held_out, "rule", number) if "rule" in held_out.labels else None
-    answers, stay = _answers(model, config.task, seed_of_data, instances)
+    task, seed_of_data, options = config.task, config.members[member].seed, _probe_options(probe)
+    get: Any = partial(collect, model, task, instances=instances, seed=seed_of_data)
+    held_out = get(task.headline, **options)
+    labels = held_out.labels_to("decode")
+    if not labels:
+        raise bad_value("task", config.task_name, "one whose instances have a label to decode")
+    decoding = decode(get("train", **options), held_out, labels[0], seed=seed)
+    shares = {name: explained(held_out, name) for name in held_out.labels_to("explain")}
+    means = mean_codes(held_out, labels[0], number) if labels[0] in held_out.names else None
     if output is not None:
         with new_file(output, overwrite=overwrite) as handle:
             held_out.save(handle)
     if figure is not None:
-        # As in the paper: the query varies, what is in context does not.
-        drawn = held_out if means is not None else get("held_out", fixed="context")
+        drawn = get(task.headline, **{**task.map_probe, **options})
         with new_file(figure, overwrite=overwrite) as handle:
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:
         about = {"run": str(name_or_path), "member": member, "instances": instances}
         record = about | _record(decoding, shares, means, number)
-        record |= {"arithmetic": _parts(answers), "kept_answers": stay}
         shared.write_json(without_nan(record))
         return
     console = shared.output()
@@ -118,51 +98,23 @@ def analyse(
     about_model = f"{name_or_path}, member {member}: {sizes}, seed {seed_of_data}"
     console.print(about_model, soft_wrap=True, markup=False, highlight=False)
     _print(console, decoding, shares, means, number)
-    for text in _told(answers, stay):
-        console.print(text, soft_wrap=True)
     for path in filter(None, (output, figure)):
         console.print(f"Wrote {path}", soft_wrap=True, markup=False)
 
 
-def _answers(
-    model: Transformer, task: SravenConfig | FuzzyLogicConfig, seed: int, instances: int
-) -> tuple[dict[str, ArithmeticAnswers], dict[str, float]]:
-    """To held-out instances of SRAVEN, as they are shown in training; none of fuzzy logic."""
-    if not isinstance(task, SravenConfig):
-        return {}, {}
-    first = FIRST_EVALUATION_INSTANCE
-    batch = Sraven(task, seed).batch("held_out", range(first, first + instances))
-    return arithmetic_answers(model, batch), kept_answers(model, batch)
+def _probe_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Options of a task's `probe`, as they were typed.
 
-
-def _parts(answers: dict[str, ArithmeticAnswers]) -> dict[str, Any]:
-    return {rule: asdict(x) | {"told_apart": x.told_apart} for rule, x in answers.items()}
-
-
-def _told(answers: dict[str, ArithmeticAnswers], stay: dict[str, float]) -> Iterator[str]:
-    """One line for each rule that occurs, one for both, and one for rows."""
-    results = {"addition": ("sum", "difference"), "subtraction": ("difference", "sum")}
-    for rule, found in answers.items():
-        right, other = results[rule]
-        if found.count:
-            yield (
-                f"Answers under {rule}, held out: {100 * found.right:.1f} % the {right}, "
-                f"{100 * found.other:.1f} % the {other} (of {found.count} where they differ)"
-            )
-    parts = [(x.right * x.count, x.other * x.count) for x in answers.values() if x.count]
-    rightly, either = sum(x for x, _ in parts), sum(x + y for x, y in parts)
-    if either:
-        right_part = f"{100 * rightly / either:.1f} ± {50 / either**0.5:.1f}"
-        yield (
-            f"Told apart: of the answers that are the sum or the difference {right_part} % are "
-            "right, 50 by chance"
-        )
-    if stay:
-        parts_of_rows = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in stay.items())
-        yield (
-            f"Answers that stay if a row is replaced by another instance's: {parts_of_rows} "
-            "(100: not looked at)"
-        )
+    >>> _probe_options(("keys=panels", "permute=true"))
+    {'keys': 'panels', 'permute': True}
+    """
+    found: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise bad_value("probe", repr(one), "NAME=VALUE, such as keys=panels")
+        found[name] = {"true": True, "false": False}.get(value, value)
+    return found
 
 
 def _extension(path: Path) -> str:
@@ -170,8 +122,8 @@ def _extension(path: Path) -> str:
 
 
 def _check_files(output: Path | None, figure: Path | None) -> None:
-    if figure is not None and _extension(figure) not in PICTURES:
-        raise unknown_name("figure (its extension)", _extension(figure), PICTURES)
+    if figure is not None and _extension(figure) not in FORMATS:
+        raise unknown_name("figure (its extension)", _extension(figure), FORMATS)
     if output is not None and _extension(output) != "npz":
         raise bad_value("output", output, "the name of a .npz file")
 
@@ -186,7 +138,7 @@ def _checked_layer(config: RunConfig, layer: int) -> int:
 
 def _figure(codes: Codes, config: RunConfig, layer: int, seed: int) -> Any:
     points = embed(codes, [layer], seed=seed)[layer]
-    labels = [label for label in COLOURS[config.task_name] if label in codes.labels]
+    labels = codes.labels_to("colour")
     return draw_embedding(points, codes, labels, f"{config.model.kind}, layer {layer}")
 
 

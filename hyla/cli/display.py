@@ -1,4 +1,4 @@
-"""How a run shows itself: live on a terminal, as lines elsewhere."""
+"""Show the progress of a run: live in a terminal, as lines elsewhere."""
 
 import sys
 import time
@@ -18,18 +18,18 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def tell(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     sys.stderr.write(text + "\n")
 
 
 def display_for(stream: TextIO) -> Watcher:
-    """A live display if the stream is a terminal, lines otherwise."""
+    """Return a live display if the stream is a terminal, else lines."""
     console = Console(file=stream, highlight=False)
     return LiveDisplay(console) if console.is_terminal else Lines(stream)
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Format seconds as hours, minutes and seconds.
 
     >>> duration(3723.4)
     '1:02:03'
@@ -38,26 +38,26 @@ def duration(seconds: float) -> str:
 
 
 class Standing:
-    """Which members are best, median and worst, and which have diverged."""
+    """Keeps track of the best, median and worst member and of diverged ones."""
 
     def __init__(self) -> None:
         self.diverged: set[int] = set()
 
     def see(self, records: Sequence[dict[str, Any]]) -> None:
-        """Notes who has diverged."""
+        """Record which members have diverged."""
         self.diverged |= {record["member"] for record in records if record.get("diverged")}
 
     def lost(self, progress: Progress) -> list[int]:
-        """The members that have diverged.
+        """Return the diverged members.
 
-        Those of an earlier process are known by having no loss while others have one.
+        If a member diverged in an earlier process, it has no loss while others have one.
         """
         known = any(loss is not None for loss in progress.losses)
         unknown = {i for i, loss in enumerate(progress.losses) if loss is None and known}
         return sorted(self.diverged | unknown)
 
     def ranks(self, progress: Progress) -> dict[str, int]:
-        """Members by rank: by the held-out measure once it is known, by the loss until then."""
+        """Rank members by the held-out measure or, until it is known, by the loss."""
         alive = sorted(set(range(len(progress.losses))) - set(self.lost(progress)))
         if all(progress.measures[i] is not None for i in alive):
             keys = {i: (-(progress.measures[i] or 0.0), progress.losses[i] or 0.0) for i in alive}
@@ -73,12 +73,12 @@ class Standing:
 
 
 def number(value: float | None) -> str:
-    """A loss or a measure; a dash if it is not known."""
+    """Format a loss or a measure; "-" if unknown."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def speed(progress: Progress) -> list[str]:
-    """Instances a second and the time left, as far as they are known."""
+    """Format instances per second and the time left, if known."""
     rate = progress.instances_per_second
     parts = [f"{rate:,.0f} instances/s"] if rate else []
     if progress.seconds_left is not None and progress.doing == "training":
@@ -87,7 +87,7 @@ def speed(progress: Progress) -> list[str]:
 
 
 class Lines(Watcher):
-    """A line at most every ten seconds, and at each evaluation; all begin with a name."""
+    """Prints a line at most every ten seconds and at each evaluation, prefixed with a name."""
 
     def __init__(
         self, stream: TextIO, clock: Callable[[], float] = time.monotonic, name: str = ""
@@ -98,7 +98,7 @@ class Lines(Watcher):
         self.measures: tuple[float | None, ...] = ()
 
     def say(self, text: str) -> None:
-        """On a line of its own."""
+        """Print a message."""
         self.stream.write(f"{self.start}{text}\n")
         self.stream.flush()
 
@@ -107,7 +107,7 @@ class Lines(Watcher):
         self.standing.see(records)
 
     def progress(self, progress: Progress) -> None:
-        """Prints a line if it is time for one or there is a new evaluation."""
+        """Print a line if one is due or there is a new evaluation."""
         now = self.clock()
         known = any(measure is not None for measure in progress.measures)
         evaluated = known and progress.measures != self.measures
@@ -131,14 +131,14 @@ class Lines(Watcher):
 
 
 class LiveDisplay(Watcher):
-    """A progress bar and a small table that stay where they are; messages go above them."""
+    """Shows a progress bar and a small table in place; messages scroll above."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.standing = console, Standing()
         self.live: Live | None = None
 
     def say(self, text: str) -> None:
-        """Above the display."""
+        """Print a message above the display."""
         self.console.print(Text(text), soft_wrap=True)
 
     def metrics(self, records: Sequence[dict[str, Any]]) -> None:
@@ -146,14 +146,14 @@ class LiveDisplay(Watcher):
         self.standing.see(records)
 
     def progress(self, progress: Progress) -> None:
-        """Shows it; the screen is refreshed a few times a second."""
+        """Update the display; the screen is redrawn a few times per second."""
         if self.live is None:
             self.live = Live(console=self.console, transient=True, refresh_per_second=4)
             self.live.start()
         self.live.update(self._screen(progress))
 
     def close(self) -> None:
-        """Takes the display away; what was said stays."""
+        """Remove the display; messages stay."""
         if self.live is not None:
             self.live.stop()
             self.live = None

@@ -1,4 +1,4 @@
-"""`hyla doctor`: which kernels this machine can use, and what would mend the others."""
+"""`hyla doctor`: which kernels this machine can use, and how to enable the others."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ CPU_KERNELS = {"attention": "attention on a CPU", "products": "float32 layers an
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. mend: a command or step that would make it work."""
+    """The result of one check. mend: a command or step that would fix it."""
 
     name: str
     works: bool
@@ -29,7 +29,7 @@ class Finding:
 
 
 def doctor(json: bool = False) -> None:
-    """Show which kernels this machine can use, why not the others, and what would mend that.
+    """Show which kernels this machine can use, why others fail, and how to fix them.
 
     Args:
         json: Print JSON only.
@@ -47,7 +47,7 @@ def doctor(json: bool = False) -> None:
     for finding in broken:
         console.print(f"{finding.name}: {finding.mend}", soft_wrap=True, markup=False)
     if not broken:
-        console.print("Everything that this machine could use works.")
+        console.print("Everything that this machine supports works.")
 
 
 def _machine() -> Iterator[Finding]:
@@ -65,12 +65,12 @@ def _cpu() -> Iterator[Finding]:
         loaded = native.load(library) is not None
         report = native.describe()["libraries"][library]
         kind = f"prebuilt for {report['prebuilt']}" if report["prebuilt"] else report["path"]
-        mend = None if loaded else "apt-get install g++, or set CXX to a compiler that works"
+        mend = None if loaded else "apt-get install g++, or set CXX to a working compiler"
         if library == "products" and native.vendor() == products.INTEL:
-            yield Finding(name, True, "PyTorch's own, which are fast on this processor")
+            yield Finding(name, True, "PyTorch's own, which is fast on this processor")
             continue
         if loaded and not report["prebuilt"] and not str(report["path"]).startswith(about["cache"]):
-            mend = f"set XDG_CACHE_HOME to a folder you can write to, unlike {about['cache']}"
+            mend = f"{about['cache']} is not writable: set XDG_CACHE_HOME to a writable folder"
         yield Finding(name, loaded, kind if loaded else report["reason"], mend)
 
 
@@ -80,9 +80,9 @@ def _gpu() -> Iterator[Finding]:
         driver = shutil.which("nvidia-smi") is not None
         mend = None
         if driver and torch.version.cuda is None:
-            mend = "install PyTorch with CUDA; this one is for CPUs only"
+            mend = "install PyTorch with CUDA; this build is CPU-only"
         elif driver:
-            mend = "see why PyTorch does not find the GPU: python -m torch.utils.collect_env"
+            mend = "to see why PyTorch finds no GPU, run: python -m torch.utils.collect_env"
         yield Finding("GPU", False, "PyTorch sees no CUDA GPU", mend)
         return
     for index in range(count):
@@ -95,15 +95,15 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _gpu_kernel(backend: str, device: torch.device) -> Finding:
-    """Ask for what every kernel can do: HYLA, bf16, two heads of 32."""
+    """Test a kernel with what every kernel supports: HYLA, bf16, two heads of size 32."""
     q = torch.zeros(1, 64, 2, 32, dtype=torch.bfloat16, device=device)
     reason = choice.unsupported_reason(backend, q, q, q, find_kind("hyla"), "relu", biased=False)
     name, where = f"kernel {backend}", f"on {device}"
     if reason is None:
         try:
             hyla.attend(q, q, q, kind="hyla", backend=backend)
-        except Exception as error:  # of a compiler or driver: whatever it is, it is what to show
+        except Exception as error:  # compilers and drivers raise anything; show it
             reason = str(error).splitlines()[0]
-            return Finding(name, False, reason, "python -m torch.utils.collect_env, and report it")
+            return Finding(name, False, reason, "report it with: python -m torch.utils.collect_env")
     mend = "pip install 'triton>=3.6'" if backend == "tiles" and not tiles.HAS_TRITON else None
     return Finding(name, reason is None, where if reason is None else f"needs {reason}", mend)

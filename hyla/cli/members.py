@@ -9,20 +9,8 @@ from rich.table import Table
 
 from hyla.cli.display import duration, number
 from hyla.cli.shared import output
-from hyla.train.config import MAIN_MEASURES, RunConfig
-
-
-def measure(evaluation: dict[str, Any] | None, split: str) -> tuple[str, float] | None:
-    """The name and the value of the main measure on a split; None if it is not known.
-
-    >>> measure({"held_out": {"loss": 1.0, "accuracy": 0.5}}, "held_out")
-    ('accuracy', 0.5)
-    """
-    measured = (evaluation or {}).get(split) or {}
-    for name in MAIN_MEASURES.values():
-        if measured.get(name) is not None:
-            return name, measured[name]
-    return None
+from hyla.tasks.base import TaskConfig
+from hyla.train.config import RunConfig
 
 
 def splits_of(members: Iterable[dict[str, Any]]) -> list[str]:
@@ -31,21 +19,24 @@ def splits_of(members: Iterable[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def best_first(members: list[dict[str, Any]]) -> list[int]:
-    """Numbers of the members, by the held-out measure, else the loss; diverged ones at the end."""
+def main_measure(member: dict[str, Any], split: str, task: type[TaskConfig]) -> float | None:
+    """Return the main measure of a member on a split, if it was evaluated there."""
+    value = ((member["evaluation"] or {}).get(split) or {}).get(task.measures[0].name)
+    return None if value is None else float(value)
+
+
+def best_first(members: list[dict[str, Any]], task: type[TaskConfig]) -> list[int]:
+    """Order the members by the main measure, else by the loss; diverged ones come last."""
     splits = splits_of(members)
-    split = "held_out" if "held_out" in splits or not splits else splits[0]
+    split = task.headline if task.headline in splits or not splits else splits[0]
+    sign = -1 if task.measures[0].higher_is_better else 1
 
     def key(i: int) -> tuple[bool, float, float, int]:
         member = members[i]
-        found = measure(member["evaluation"], split)
+        found = main_measure(member, split, task)
         loss = float("inf") if member["loss"] is None else member["loss"]
-        return (
-            member["diverged_at"] is not None,
-            float("inf") if found is None else -found[1],
-            loss,
-            i,
-        )
+        cost = float("inf") if found is None else sign * found
+        return (member["diverged_at"] is not None, cost, loss, i)
 
     return sorted(range(len(members)), key=key)
 
@@ -53,7 +44,7 @@ def best_first(members: list[dict[str, Any]]) -> list[int]:
 def print_summary(folder: Path, config: RunConfig, summary: dict[str, Any]) -> None:
     """The members of a run that has ended, where it is and what to do next."""
     console = output()
-    console.print(_table(summary["members"]))
+    console.print(_table(summary["members"], type(config.task)))
     step, steps, seconds = summary["step"], summary["steps"], summary["seconds"]
     rate = f"{summary['instances_per_second']:,.0f} instances/s"
     lines = [
@@ -72,27 +63,20 @@ def print_summary(folder: Path, config: RunConfig, summary: dict[str, Any]) -> N
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _table(members: list[dict[str, Any]]) -> Table:
+def _table(members: list[dict[str, Any]], task: type[TaskConfig]) -> Table:
     splits, diverged = splits_of(members), any(m["diverged_at"] is not None for m in members)
     table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1))
     settings = ("member", "seed", "lr", "decay", "warm-up")
-    for name in (*settings, "loss", *(_title(members, split) for split in splits)):
+    for name in (*settings, "loss", *(f"{split} {task.measures[0].name}" for split in splits)):
         table.add_column(name, justify="right", overflow="fold")
     if diverged:
         table.add_column("diverged", justify="right")
-    for i in best_first(members):
+    for i in best_first(members, task):
         member = members[i]
-        found = [measure(member["evaluation"], split) for split in splits]
         cells = [str(i), str(member["seed"])]
         cells += [f"{member[name]:g}" for name in ("learning_rate", "weight_decay", "warmup")]
         cells += [number(member["loss"])]
-        cells += [number(None if pair is None else pair[1]) for pair in found]
+        cells += [number(main_measure(member, split, task)) for split in splits]
         at = member["diverged_at"]
         table.add_row(*cells, *(["" if at is None else f"step {at}"] if diverged else []))
     return table
-
-
-def _title(members: list[dict[str, Any]], split: str) -> str:
-    found = (measure(member["evaluation"], split) for member in members)
-    name = next((pair[0] for pair in found if pair is not None), "")
-    return f"{split} {name}".strip()

@@ -1,14 +1,17 @@
 """`hyla report`: all results on one page."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from hyla.cli.shared import output as standard_output
 from hyla.cli.shared import write_json
 from hyla.errors import bad_value
+from hyla.experiments.judge import NOT_TESTED, Verdict
 from hyla.experiments.run import RESULTS, RUNS
+from hyla.experiments.spec import Claim
 
 
 def report(
@@ -30,7 +33,6 @@ def report(
         json: Print JSON only.
     """
     from hyla.report import write, write_figures
-    from hyla.report.content import outcomes_of_paper, verdict_as_json
     from hyla.report.markdown import blocks_in, update
 
     if results != RESULTS and not results.exists():
@@ -46,13 +48,13 @@ def report(
         drawn = write_figures(content, figures)
     if readme is not None:
         update(readme, content.results)
-    counts = outcomes_of_paper(content)
+    counts = content.outcomes
     if json:
         experiments = {
             one.experiment.name: {
-                "points": len(one.expected),
+                "points": len(one.points),
                 "measured": one.measured,
-                "verdicts": [verdict_as_json(*verdict) for verdict in one.verdicts],
+                "verdicts": [_verdict(*verdict) for verdict in one.verdicts],
             }
             for one in content.results
         }
@@ -72,3 +74,11 @@ def report(
     claims = f"{sum(counts.values())} claims of the paper: {parts}."
     for line in [claims, *content.problems, *files]:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _verdict(claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    """Return a claim with its verdict as plain values."""
+    measured = [asdict(one) | {"outcome": one.outcome} for one in verdict.comparisons]
+    untested = [{"contrast": asdict(one), "outcome": NOT_TESTED} for one in verdict.untested]
+    contrasts = [*measured, *untested]
+    return {"claim": claim.text, "outcome": verdict.outcome, "comparisons": contrasts}

@@ -35,18 +35,20 @@ from hyla.experiments.run import (
     run_experiment,
     seconds_left,
 )
-from hyla.experiments.spec import AS_DESCRIBED, HELD_OUT, VALIDATION_LOSS
+from hyla.experiments.spec import HELD_OUT, VALIDATION_LOSS
 from hyla.processes import Job, run_all, told
 from hyla.statistics import Sample
+from hyla.tasks.base import AS_DESCRIBED
+from hyla.tasks.published import PRESETS
 from hyla.train import Member, TimeUp
-from hyla.train.config import PRECISIONS, PRESETS
+from hyla.train.config import PRECISIONS
 from hyla.train.placement import find_devices
 from hyla.train.store import Store
 from hyla.train.watch import Watcher
 
-AS_CODE = "authors' code"  # the column of the preset as_published
-OUT_OF_TIME = 3  # the exit code of a process that the time limit stopped
-EVERYTHING = ("all",)  # the value of --only where it is not given
+AS_CODE = "authors' code"  # column of the preset as_published
+OUT_OF_TIME = 3  # exit code of a process stopped by the time limit
+EVERYTHING = ("all",)  # default of --only
 CHOICES = {"validation-loss": VALIDATION_LOSS, "held-out": HELD_OUT}
 Names = Annotated[tuple[str, ...], arg(metavar="[NAME ...]")]
 
@@ -76,23 +78,23 @@ def reproduce(
     list: bool = False,  # noqa: A002 (the name of the option)
     json: bool = False,
 ) -> None:
-    """Train and analyse what is missing, and show the table; nothing is overwritten.
+    """Train and analyse what is missing, then show the table; nothing is overwritten.
 
-    Published trainings count as done. The same command resumes where it was interrupted.
+    Published trainings are reused. After an interruption, the same command resumes.
 
     Args:
         names: Experiments, see --list.
         only: Select points by the values of their axes, such as row=HYLA task=SRAVEN.
-        own: Ignore published results: train everything here.
-        seeds: Seeds for each point. By default 3, and all that exist of a finished point.
+        own: Ignore published results and train everything here.
+        seeds: Seeds per point. By default 3, or all existing seeds of a finished point.
         search_seeds: Train every setting of the grid on this many seeds. By default a published
             choice is used; without one, the grid is searched on one seed.
         setting: Use this setting instead of a search, such as 3e-4,0.3,1000.
-        choose_by: Choose the setting by the validation loss, or by held-out results as the paper.
-        precision: Precision of matrix products. By default tf32 on a GPU, on a CPU bf16 if it has
-            such products and else fp32, and existing results of any precision but fp64 count.
-        preset: Train as the paper's text says, or as the code of its authors does.
-        tiny: A few steps of tiny models: tests that everything works.
+        choose_by: Choose the setting by validation loss, or by held-out results as in the paper.
+        precision: Precision of matrix products. By default tf32 on a GPU; on a CPU bf16 if the
+            hardware supports it, else fp32; existing results of any precision but fp64 count.
+        preset: Train as described in the paper, or as in its authors' code.
+        tiny: Train tiny models for a few steps, to test that everything works.
         members: Train at most this many models at once, to save memory.
         processes: Train this many points at once, each in its own process.
         time_limit: Stop after this many minutes; the same command resumes.
@@ -100,7 +102,7 @@ def reproduce(
         runs: Folder of the run folders.
         results: Folder of published results.
         publish: Add the finished trainings to the published results; train nothing.
-        list: Show all experiments, what is missing and what it costs here.
+        list: Show all experiments, what is missing and the estimated hours here.
         json: Print JSON only.
     """
     chosen = _experiments(names, everything=list)
@@ -110,15 +112,15 @@ def reproduce(
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise bad_value("time_limit", time_limit, "a number of minutes above 0")
     if not (results.is_dir() or publish or (results == RESULTS and not results.exists())):
-        raise bad_value("results", str(results), "the folder of published results")
+        raise bad_value("results", str(results), "an existing folder of published results")
     plan = _plan(seeds, search_seeds, setting, choose_by, precision)
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     if tiny and setting:
-        raise bad_value("setting", f"{setting!r} with --tiny", "none: tiny runs have four steps")
+        raise bad_value("setting", repr(setting), "no setting with --tiny")
     if publish and (tiny or own or list or plan != DEFAULT_PLAN):
         expected = "no other option but --only, --runs and --results"
-        raise bad_value("publish", "--publish with others", expected)
+        raise bad_value("publish", "further options", expected)
     options = Options(
         plan, runs,
         None if own else results, _wanted(only), tiny, device, members,
@@ -170,7 +172,7 @@ def _experiments(names: Sequence[str], *, everything: bool) -> list[Experiment]:
 
 
 def _wanted(only: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Read the selected values, by axis."""
+    """Parse --only into values by axis."""
     wanted: dict[str, tuple[str, ...]] = {}
     expected = "AXIS=VALUE, such as kind=hyla"
     if not only:
@@ -187,7 +189,7 @@ def _wanted(only: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _run(chosen: Sequence[Experiment], options: Options, processes: int, json: bool) -> None:
-    for experiment in chosen:  # errors come before any training
+    for experiment in chosen:  # fail before any training
         check_packages(options.points(experiment))
     store = options.store()
     find_devices(options.device, "fp32")
@@ -233,7 +235,7 @@ def _watcher(quiet: bool) -> Callable[[], Watcher]:
 
 
 def _in_processes(experiment: Experiment, options: Options, processes: int, *, quiet: bool) -> None:
-    """Complete the points, some at a time."""
+    """Complete the points, several in parallel."""
     threads, store = max(1, torch.get_num_threads() // processes), options.store()
     jobs: dict[str, Job] = {}
     for point in options.points(experiment):
@@ -245,13 +247,13 @@ def _in_processes(experiment: Experiment, options: Options, processes: int, *, q
     bad = {name: code for name, code in codes.items() if code not in (0, OUT_OF_TIME)}
     if bad:
         each = "; ".join(f"{name} ({told(code)})" for name, code in bad.items())
-        raise ValueError(f"{experiment.name}: points that failed, the others are kept: {each}.")
+        raise ValueError(f"{experiment.name}: some points failed, the others are saved: {each}.")
     if OUT_OF_TIME in codes.values():
         raise TimeUp("time is up")
 
 
 def _one_point(experiment: str, name: str, options: Options, threads: int, quiet: bool) -> None:
-    """Complete one point in a process of its own."""
+    """Complete one point, in a process of its own."""
     torch.set_num_threads(threads)
     watcher = Watcher if quiet else partial(Lines, sys.stderr, name=name)
     try:
@@ -283,7 +285,7 @@ def _show_list(chosen: Sequence[Experiment], options: Options, json: bool) -> No
     for experiment in chosen:
         try:
             points = options.points(experiment)
-        except ValueError:  # without the axis of --only
+        except ValueError:  # an experiment without the axis of --only
             if len(chosen) == 1:
                 raise
             continue
@@ -319,7 +321,7 @@ def _show_list(chosen: Sequence[Experiment], options: Options, json: bool) -> No
 def _print_rows(experiment: Experiment, options: Options) -> None:
     """Print the paper's, the published and the local results side by side.
 
-    A row that needs both published and local trainings has one more number.
+    The column "together" shows rows that need both published and local trainings.
     """
     published, local = Store.open(None, options.results), Store.open(options.runs, None)
     theirs = replace(DEFAULT_PLAN, choose_by=options.plan.choose_by)
@@ -364,13 +366,13 @@ def _print_rows(experiment: Experiment, options: Options) -> None:
 
 
 def _notes(options: Options) -> list[str]:
-    """What a reader of the table must know."""
-    notes = ["A test of the machinery with tiny models."] if options.tiny else []
+    """Return the notes below the table."""
+    notes = ["A functional test with tiny models."] if options.tiny else []
     notes += ["Mean ± standard error in percent (seeds)."]
     if options.plan.choose_by != DEFAULT_PLAN.choose_by:
         notes += ["The published column shows only points with a fully published grid."]
     if options.results is not None and not options.results.exists():
-        notes.append(f"No published results: there is no folder {options.results}.")
+        notes.append(f"No published results: no folder {options.results}.")
     return notes
 
 

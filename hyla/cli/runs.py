@@ -1,4 +1,4 @@
-"""`hyla runs`: the run folders that there are."""
+"""`hyla runs`: list run folders."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,20 +7,21 @@ from typing import Annotated, Any
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from hyla.cli.members import best_first, measure
+from hyla.cli.members import best_first, main_measure
 from hyla.cli.shared import output, write_json
 from hyla.errors import bad_value
 from hyla.experiments.run import RUNS
+from hyla.tasks.base import task_class
 from hyla.train.runs import RunState, list_runs
 
 
 def runs(
     root: Positional[Annotated[Path, arg(metavar="[ROOT]")]] = RUNS, json: bool = False
 ) -> None:
-    """List run folders: how far they have come and how good their best member is.
+    """List run folders with their progress and best member.
 
     Args:
-        root: The folder to look in, with the folders inside it.
+        root: Folder to search, including its subfolders.
         json: Print JSON only.
     """
     if not root.is_dir() and (root.exists() or root != RUNS):
@@ -31,7 +32,7 @@ def runs(
         return
     console = output()
     if not found:
-        where = f"No runs in {root}" if root.exists() else f"No runs: there is no folder {root}"
+        where = f"No runs in {root}" if root.exists() else f"No runs: no folder {root}"
         text = (
             f"{where}. Start one with hyla train sraven or hyla train fuzzy; see hyla train --help."
         )
@@ -44,20 +45,20 @@ def runs(
             console.print(text, soft_wrap=True, markup=False)
 
 
-def best(summary: dict[str, Any] | None) -> tuple[int, str, float] | None:
-    """The best member of a run on held-out instances: its number, the measure and its value."""
+def best(state: RunState) -> tuple[int, str, float] | None:
+    """Return number, main measure and its value of the best member on held-out instances."""
     try:
-        members = (summary or {})["members"]
-        i = best_first(members)[0]
-        found = measure(members[i]["evaluation"], "held_out")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None  # not evaluated, or not a summary of ours
-    return None if found is None else (i, *found)
+        task, members = task_class(state.task), (state.summary or {})["members"]
+        i = best_first(members, task)[0]
+        found = main_measure(members[i], task.headline, task)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        return None  # not evaluated, not a summary of ours, or a task that is not registered
+    return None if found is None else (i, task.measures[0].name, found)
 
 
 def _record(state: RunState) -> dict[str, Any]:
     record = asdict(state) | {"path": str(state.path)}
-    found = best(state.summary)
+    found = best(state)
     names = ("member", "measure", "value")
     return record | {"best": None if found is None else dict(zip(names, found, strict=True))}
 
@@ -69,7 +70,7 @@ def _table(root: Path, found: list[RunState]) -> Table:
         text = name in ("state", "task", "kind")
         table.add_column(name, justify="left" if text else "right")
     for state in found:
-        top = best(state.summary)
+        top = best(state)
         name = state.path.name if state.path == root else str(state.path.relative_to(root))
         of_best = ("", "") if top is None else (f"{top[1]} {top[2]:.4f}", str(top[0]))
         step = f"{state.step}/{state.steps}" if state.steps else ""

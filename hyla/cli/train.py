@@ -10,10 +10,8 @@ from tyro.extras import SubcommandApp
 
 from hyla import native
 from hyla.cli.display import display_for, tell
-from hyla.cli.fuzzy import FuzzySettings
 from hyla.cli.members import print_summary
 from hyla.cli.shared import command, write_json
-from hyla.cli.sraven import SravenSettings
 from hyla.cli.train_options import (
     FuzzyModelOptions,
     FuzzyPopulationOptions,
@@ -25,6 +23,8 @@ from hyla.cli.train_options import (
     fuzzy_config,
     sraven_config,
 )
+from hyla.tasks.fuzzy_logic.commands import FuzzySettings
+from hyla.tasks.sraven.commands import SravenSettings
 from hyla.train import checkpoint, loop
 from hyla.train.config import RunConfig
 from hyla.train.mirrors import TensorBoardMirror, WandbMirror

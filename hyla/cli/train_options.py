@@ -15,18 +15,17 @@ from hyla.attention.registry import ACTIVATIONS
 from hyla.attention.variants import KINDS
 from hyla.cli.shared import library_split, typed_kind
 from hyla.errors import bad_value, unknown_name
+from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import FEED_FORWARDS, ModelConfig
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.published import PRESETS
 from hyla.tasks.sraven import SravenConfig
 from hyla.train.config import (
     PRECISIONS,
-    PRESETS,
     SCHEDULES,
     Member,
     RunConfig,
-    fuzzy_logic_run,
     grid,
-    sraven_run,
 )
 
 Options = TypeVar("Options")

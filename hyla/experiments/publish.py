@@ -10,7 +10,8 @@ from hyla.experiments.spec import Experiment, Point, Row
 from hyla.files import new_file, to_json
 from hyla.records import SCHEMA, append_records, plain
 from hyla.statistics import Sample
-from hyla.train.config import MAIN_MEASURES, PRESETS
+from hyla.tasks.base import AS_DESCRIBED, task_class
+from hyla.tasks.published import AS_PUBLISHED
 from hyla.train.store import ANALYSES, TRAININGS, Analysed, Store, Trained, with_curves
 from hyla.train.training import Training, describe_task, digest
 
@@ -33,7 +34,7 @@ def publish(
     points = [
         point
         for one in experiments
-        for preset in PRESETS
+        for preset in (AS_DESCRIBED, AS_PUBLISHED)
         for point in points_of(one, only, preset=preset)
     ]
     trained = _trained_of(points, local)
@@ -41,7 +42,7 @@ def publish(
     new = [one for one in trained if (one.key, one.run, one.member) not in known]
     added = append_records(
         results / TRAININGS,
-        (with_curves(one, MAIN_MEASURES[one.description["task"]]) for one in new),
+        (with_curves(one, task_class(one.description["task"])) for one in new),
     )
     analysed = [
         replace(one, frozen=bool(one.run))  # the weights stay in the run folder

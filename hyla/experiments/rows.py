@@ -10,13 +10,7 @@ from statistics import mean
 
 from hyla.errors import unknown_name
 from hyla.experiments.spec import (
-    AS_DESCRIBED,
-    AS_PUBLISHED,
-    HELD_OUT,
-    IN_DISTRIBUTION,
-    PER_FEATURE,
     TRAINING_LOSS,
-    UNKNOWN,
     VALIDATION_LOSS,
     Analysis,
     Axes,
@@ -26,24 +20,40 @@ from hyla.experiments.spec import (
     Row,
 )
 from hyla.statistics import Sample
-from hyla.train.config import MAIN_MEASURES, PRESETS, VALIDATION, Member, RunConfig
+from hyla.tasks.base import AS_DESCRIBED, Measure, TaskConfig
+from hyla.tasks.published import AS_PUBLISHED
+from hyla.train.config import Member, RunConfig
 from hyla.train.store import Analysed, Entry, Search, Store, Trained
 from hyla.train.training import Training, describe_task, digest
 
-SPLITS = {HELD_OUT: "held_out", IN_DISTRIBUTION: "train", UNKNOWN: "unknown"}
 DEFAULT_PLAN = Plan()
-BY_RULE = ("accuracy_by_rule", "feature_accuracy_by_rule", "signs")
 
 
-def measure(one: Trained, name: str) -> float | None:
-    """Return a measure of a training, in percent unless it is a loss; None if it is missing."""
+def shown_measures(task: TaskConfig) -> dict[str, tuple[str, Measure]]:
+    """Return the splits and measures of a task by the titles that rows and figures have for them.
+
+    The main measure on each split, the headline first; the others on the headline alone.
+    """
+    main, *others = (*task.measures, *map(Measure, task.metrics))
+    headline = task.splits[task.headline]
+    named = {
+        name: split for name, split in task.splits.items() if split.title and not split.selects
+    }
+    order = sorted(named, key=lambda name: name != task.headline)
+    return {named[name].title: (name, main) for name in order} | {
+        f"{headline.title}, {one.title or one.name}": (task.headline, one) for one in others
+    }
+
+
+def measure(one: Trained, name: str, task: TaskConfig) -> float | None:
+    """Return a measure of a training, by its title; None if it is missing."""
     if name == TRAINING_LOSS:
         return one.loss
     if name == VALIDATION_LOSS:
-        return one.measure(VALIDATION, "loss")
-    main = MAIN_MEASURES[one.description["task"]]
-    split, inner = SPLITS.get(name, "held_out"), "feature_accuracy" if name == PER_FEATURE else main
-    return _percent(one.measure(split, inner))
+        return one.measure(task.selecting_split, "loss")
+    split, shown = shown_measures(task)[name]
+    value = one.measure(split, shown.name)
+    return _percent(value) if shown.percent else value
 
 
 def _percent(value: float | None) -> float | None:
@@ -67,7 +77,7 @@ def choose(point: Point, plan: Plan, store: Store) -> tuple[Member, Search] | No
         return plan.setting or point.settings[0], Search(1, plan.least_seeds)
     costs: dict[Member, list[float]] = {setting: [] for setting in point.settings}
     for seed in range(plan.least_seeds):
-        each = [_cost(find(point, setting, seed, plan, store), plan) for setting in costs]
+        each = [_cost(point, find(point, setting, seed, plan, store), plan) for setting in costs]
         known = [cost for cost in each if cost is not None]
         if len(known) < len(costs):
             break
@@ -85,14 +95,17 @@ def choose(point: Point, plan: Plan, store: Store) -> tuple[Member, Search] | No
     return min(costs, key=lambda setting: _order(costs[setting])), Search(len(costs), searched)
 
 
-def _cost(one: Trained | None, plan: Plan) -> float | None:
+def _cost(point: Point, one: Trained | None, plan: Plan) -> float | None:
     """Return what a choice minimises; None if it was not measured."""
-    if one is None:
+    if one is None or point.config is None:
         return None
     if one.diverged_at is not None:
         return inf
-    value = measure(one, plan.choose_by)
-    return -value if value is not None and plan.choose_by == HELD_OUT else value
+    task = point.config.task
+    if plan.choose_by == VALIDATION_LOSS:
+        return measure(one, VALIDATION_LOSS, task)
+    value = measure(one, task.splits[task.headline].title, task)
+    return -value if value is not None and task.measures[0].higher_is_better else value
 
 
 def _order(costs: Sequence[float]) -> tuple[int, float]:
@@ -182,19 +195,22 @@ def _trained_row(point: Point, plan: Plan, store: Store, found: dict[int, Traine
     ones, config = tuple(found.values()), point.config
     chosen = choose(point, plan, store)
     assert chosen is not None
-    names = [HELD_OUT, IN_DISTRIBUTION, TRAINING_LOSS]
-    names += [PER_FEATURE] if config.task_name == "sraven" else []
-    names += [UNKNOWN] if "unknown" in config.splits else []
+    task = config.task
+    shown = shown_measures(task)
+    names = [name for name, (split, _) in shown.items() if split in config.splits]
+    names.append(TRAINING_LOSS)
+    grouped = [one.evaluation.get(task.headline, {}) for one in ones]
+    groups = [n for n, value in (grouped[0] if grouped else {}).items() if isinstance(value, dict)]
     details = {}
-    for name in BY_RULE:
-        each = [one.measure("held_out", name) or {} for one in ones]
+    for name in groups:
+        each = [one.get(name) or {} for one in grouped]
         details[name] = {
-            rule: Sample(tuple(_percent(one.get(rule)) for one in each))
-            for rule in dict.fromkeys(rule for one in each for rule in one)
+            part: Sample(tuple(_percent(one.get(part)) for one in each))
+            for part in dict.fromkeys(part for one in each for part in one)
         }
     return replace(
         row,
-        measures={name: Sample(tuple(measure(one, name) for one in ones)) for name in names},
+        measures={n: Sample(tuple(measure(one, n, task) for one in ones)) for n in names},
         details={name: by_rule for name, by_rule in details.items() if by_rule},
         seeds=tuple(found),
         kind=config.model.kind,
@@ -301,7 +317,9 @@ def _prepared(point: Point, tiny: bool, preset: str) -> Point:
     )
     config = point.config
     if config is not None:
-        config = PRESETS[preset](replace(config, splits=(*config.splits, VALIDATION)))
+        task = config.task
+        config = replace(config, splits=(*config.splits, task.selecting_split))
+        config = task.presets[preset](config)
         config = _tiny(config) if tiny else config
     return replace(point, config=config, analyses=analyses, preset=preset)
 

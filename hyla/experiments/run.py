@@ -24,8 +24,9 @@ from hyla.experiments.rows import (
     subjects,
     trainings_left,
 )
-from hyla.experiments.spec import AS_DESCRIBED, Analysis, Experiment, Plan, Point, Row
+from hyla.experiments.spec import Analysis, Experiment, Plan, Point, Row
 from hyla.records import append_records
+from hyla.tasks.base import AS_DESCRIBED
 from hyla.train.config import Member, RunConfig
 from hyla.train.cost import flops_per_second, step_flops
 from hyla.train.folder import FolderInUseError

@@ -7,6 +7,7 @@ from typing import Any
 
 from hyla.errors import bad_value, unknown_name
 from hyla.statistics import Sample
+from hyla.tasks.base import AS_DESCRIBED
 from hyla.train.config import Member, RunConfig
 from hyla.train.store import Entry, Search, Trained
 
@@ -18,8 +19,6 @@ PER_FEATURE = "held out, per feature"
 TRAINING_LOSS, VALIDATION_LOSS = "training loss", "validation loss"
 
 SEEDS = 3  # of every point, as in the paper
-# Presets of `hyla.train.config`: the text of the paper, the code of its authors.
-AS_DESCRIBED, AS_PUBLISHED = "as_described", "as_published"
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from PIL import Image
 
 from hyla.attention.variants import KINDS
 from hyla.tasks.sraven import RULES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 # After Okabe and Ito (2008), told apart by the colour-blind, on white and on black.
 PALETTE = (
@@ -27,13 +28,18 @@ FIXED |= {kind.title: i for i, kind in enumerate(KINDS.values())}
 WIDTH, HEIGHT = 3.6, 2.7  # of a panel, in inches
 COLUMNS = 3
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "hyla", "text.parse_math": False, "font.size": 9,
+    "svg.fonttype": "none", "image.cmap": "viridis", "text.parse_math": False, "font.size": 9,
     "font.family": "sans-serif", "axes.titlesize": 9, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False,
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK
     ),
 }  # fmt: skip
+# What matplotlib writes into an SVG and the page does not need.
+USELESS = re.compile(
+    r' id="image[^"]*"|(?<=<g) id="[^"]*"| font-family: [^;]*;| clip-path="[^"]*"'
+    r'| transform="rotate\(-0 [^"]*"'
+)
 
 
 def short(text: str, longest: int = 45) -> str:
@@ -53,15 +59,6 @@ def look_of(value: Any, values: Sequence[Any]) -> Any:
     }
 
 
-def look_of_many(value: Any, values: Sequence[Any]) -> Any:
-    """Colour and marker of one of many classes."""
-    from matplotlib.colors import hsv_to_rgb
-
-    i = values.index(value)
-    colour = hsv_to_rgb(((i * 0.381966) % 1, 0.7, 0.6 + 0.15 * (i % 3)))
-    return {"color": tuple(colour.tolist()), "marker": "o"}
-
-
 def limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
     """The range of y. It includes 0; percentages above 60 extend it to 100."""
     top, bottom = max(values, default=1.0), min(values, default=0.0)
@@ -74,10 +71,8 @@ def limits(values: Sequence[float], *, percent: bool) -> tuple[float, float]:
 
 def panels_for(
     count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = COLUMNS
-) -> "tuple[Drawing, list[Axes]]":
+) -> tuple[Drawing, list[Axes]]:
     """Make a drawing of so many panels, each of this size in inches."""
-    from matplotlib.figure import Figure as Drawing
-
     across = min(columns, count)
     down = math.ceil(count / across)
     drawing = Drawing(figsize=(width * across, height * down), layout="constrained")
@@ -87,7 +82,7 @@ def panels_for(
     return drawing, axes[:count]
 
 
-def add_legend(drawing: "Drawing", axes: "Axes") -> None:
+def add_legend(drawing: Drawing, axes: Axes) -> None:
     """Put the labels of these axes below all panels, if there are several."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
@@ -98,24 +93,22 @@ def add_legend(drawing: "Drawing", axes: "Axes") -> None:
         )  # fmt: skip
 
 
-def to_svg(drawing: "Drawing", alt: str) -> str:
-    """An element that takes the page's colour of text; ids are unique in the page."""
-    from matplotlib import rc_context
+def save(
+    drawing: Drawing, handle: IO[bytes], file_format: str, salt: str = "hyla", **options: Any
+) -> None:
+    """Write a drawing as "svg" or "png", with the same bytes every time. salt: makes ids unique."""
+    metadata = {"Date": None} if file_format == "svg" else None
+    with rc_context(STYLE | {"svg.hashsalt": salt}):
+        drawing.savefig(handle, format=file_format, metadata=metadata, **{"dpi": 150} | options)
 
-    salt, memory = alt, BytesIO()
-    with rc_context({**STYLE, "svg.hashsalt": salt}):
-        drawing.savefig(memory, format="svg", dpi=72, transparent=True, metadata={"Date": None})
+
+def to_svg(drawing: Drawing, alt: str) -> str:
+    """An element that takes the page's colour of text; ids are unique in the page."""
+    memory = BytesIO()
+    save(drawing, memory, "svg", alt, dpi=72, transparent=True)
     text = memory.getvalue().decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    for useless in (
-        r'(?<=<g) id="[^"]*"',
-        r' id="image[^"]*"',
-        r" font-family: [^;]*;",
-        r' clip-path="[^"]*"',
-        r' transform="rotate\(-0 [^"]*"',
-    ):
-        text = re.sub(useless, "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
+    text = USELESS.sub("", text)
     text = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_fewer_colours, text)
     text = re.sub(r'="[^"]*"', _shorter, text)
     width, height = (round(96 * size) for size in drawing.get_size_inches())
@@ -128,8 +121,6 @@ def to_svg(drawing: "Drawing", alt: str) -> str:
 
 def _with_fewer_colours(image: re.Match[str]) -> str:
     """A PNG of 128 colours takes half."""
-    from PIL import Image
-
     memory = BytesIO()
     with Image.open(BytesIO(b64decode(image.group()))) as original:
         fewer = original.convert("RGBA").quantize(128, Image.Quantize.FASTOCTREE)
@@ -140,12 +131,3 @@ def _with_fewer_colours(image: re.Match[str]) -> str:
 def _shorter(attribute: re.Match[str]) -> str:
     """Two decimals of a coordinate are enough."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute.group())
-
-
-def save(drawing: "Drawing", handle: IO[bytes], file_format: str) -> None:
-    """Write a drawing as "svg" or "png", black on white, with the same bytes every time."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        metadata = {"Date": None} if file_format == "svg" else None
-        drawing.savefig(handle, format=file_format, dpi=150, metadata=metadata)

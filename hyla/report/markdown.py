@@ -4,47 +4,48 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hyla.errors import bad_value
-from hyla.experiments.judge import OUTCOMES
-from hyla.experiments.paper.ablation import ABLATION, FUZZY, ROWS, SRAVEN, title
+from hyla.experiments.judge import NOT_TESTED, OUTCOMES
+from hyla.experiments.paper.ablation import ABLATION
 from hyla.files import new_file
-from hyla.report.content import Results, contrast_outcomes
-from hyla.report.figures import marked_mean
-from hyla.report.text import mean_of, notes, with_error
+from hyla.report.content import Results, tally
+from hyla.report.tables import beside_paper
+from hyla.report.text import notes
 
-Block = Callable[[Sequence[Results]], Iterator[str]]
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _table(found: Sequence[Results]) -> Iterator[str]:
     """Table 1: both presets beside the paper."""
     (results,) = (one for one in found if one.experiment is ABLATION)
-    ours = {(row.axes["row"], row.axes["task"]): row for row in results.rows}
-    theirs = {(row.axes["row"], row.axes["task"]): row for row in results.as_published}
-    columns = "as described | authors' code | paper"
-    yield f"| held out, percent | fuzzy logic, R2: {columns} | SRAVEN, accuracy: {columns} |"
+    kinds = ["authors' code", "paper"]
+    first, second = "fuzzy logic, R2: as described", "SRAVEN, accuracy: as described"
+    yield _line(["held out, percent", first, *kinds, second, *kinds])
     yield "|---" * 7 + "|"
-    for kinds, papers in ROWS.items():
-        name, cells = title(*kinds), list[str]()
-        for task, paper in zip((FUZZY, SRAVEN), papers, strict=True):
-            other = theirs.get((name, task))
-            published = "" if other is None else mean_of(other.main)
-            cells += [marked_mean(ours.get((name, task))), published, with_error(*paper)]
-        yield f"| {' | '.join([name, *cells])} |"
+    yield from map(_line, beside_paper(ABLATION.figures[0], results).body)
     for note in notes(results.rows):
         yield f"\n{note}"
 
 
 def _claims(found: Sequence[Results]) -> Iterator[str]:
     """A line for each claim: its verdict and the outcomes of its contrasts."""
-    yield f"| claim | in the paper | verdict | {' | '.join(OUTCOMES)} |"
+    yield _line(["claim", "in the paper", "verdict", *OUTCOMES])
     yield "|---" * (3 + len(OUTCOMES)) + "|"
     for one in found:
         for claim, verdict in one.verdicts if not one.experiment.is_demo else ():
-            numbers = map(str, contrast_outcomes(verdict).values())
-            cells = [claim.text, one.experiment.where, verdict.outcome, *numbers]
-            yield f"| {' | '.join(cells)} |"
+            outcomes = [contrast.outcome for contrast in verdict.comparisons]
+            counts = tally(outcomes + [NOT_TESTED] * len(verdict.untested))
+            yield _line(
+                [claim.text, one.experiment.where, verdict.outcome, *map(str, counts.values())]
+            )
 
 
-BLOCKS: dict[str, Block] = {"table 1": _table, "claims": _claims}  # by the names in their marks
+# By the names in their marks.
+BLOCKS: dict[str, Callable[[Sequence[Results]], Iterator[str]]] = {
+    "table 1": _table,
+    "claims": _claims,
+}
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Numbers, axes and hyperparameters as readable text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hyla.experiments.spec import SEEDS, Row
@@ -11,10 +11,10 @@ MILLION = 1_000_000
 # Readable names of axes; "held out" is a measure.
 WORDS = {"millions": "millions of instances", "held_out": "fraction held out"}
 ONE_SEED_SEARCH = "†"
-NOTES = {
-    ONE_SEED_SEARCH: "The hyperparameter search used the first seed only. That seed is then the "
-    "best of all settings, so the mean is biased upwards.",
-}
+ONE_SEED_NOTE = (
+    f"{ONE_SEED_SEARCH} The hyperparameter search used the first seed only. That seed is then the "
+    "best of all settings, so the mean is biased upwards."
+)
 
 
 def is_number(value: Any) -> bool:
@@ -69,6 +69,11 @@ def with_error(mean: float | None, error: float | None) -> str:
     return f"{text} ± {error:,.{len(text.partition('.')[2])}f}"
 
 
+def of_paper(value: tuple[float, float] | None) -> str:
+    """Format the paper's mean and standard error."""
+    return with_error(*value or (None, None))
+
+
 def mean_of(sample: Sample | None) -> str:
     """Format the mean of a sample; name the seeds if some diverged or there are fewer than usual.
 
@@ -79,8 +84,8 @@ def mean_of(sample: Sample | None) -> str:
         return "-"
     if sample.mean is None:
         return "diverged"
-    text, seeds, there = with_error(sample.mean, sample.standard_error), len(sample.per_seed), 0
-    there = len(sample.values)
+    text = with_error(sample.mean, sample.standard_error)
+    seeds, there = len(sample.per_seed), len(sample.values)
     if sample.error is not None or (there == seeds and seeds >= SEEDS):
         return text
     if there < seeds:
@@ -93,10 +98,16 @@ def mark(row: Row) -> str:
     return ONE_SEED_SEARCH if row.search and row.search.settings > 1 == row.search.seeds else ""
 
 
+def marked(row: Row | None, measure: str = "") -> str:
+    """Format a measure of a row, by default the main one, with the mark of the row."""
+    if row is None:
+        return "not measured"
+    return f"{mean_of(row.measures.get(measure) if measure else row.main)} {mark(row)}".rstrip()
+
+
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Explain the marks of these rows."""
-    marks = {mark(row) for row in rows}
-    return [f"{symbol} {note}" for symbol, note in NOTES.items() if symbol in marks]
+    """Explain the mark, if some of these rows have it."""
+    return [ONE_SEED_NOTE] if any(map(mark, rows)) else []
 
 
 def hyperparameters(row: Row) -> str:
@@ -111,17 +122,24 @@ def hyperparameters(row: Row) -> str:
     return f"{text}; best of {row.search.settings} settings on {seeds}"
 
 
-def places(axes: Sequence[str], values: Mapping[str, Any]) -> str:
+def named(axis: str, value: Any) -> str:
+    """Format the value of an axis with the name of the axis, where the value needs it.
+
+    >>> named("kind", "hyla"), named("held_out", 0.5), named("", None)
+    ('hyla', 'fraction held out 0.5', '')
+    """
+    if value in (None, ""):
+        return ""
+    return shown(value) if isinstance(value, str) else f"{spoken(axis)} {shown(value)}"
+
+
+def places(axes: Iterable[str], values: Mapping[str, Any]) -> str:
     """Format the values of some axes.
 
     >>> places(("attention", "heads"), {"attention": "hyla", "heads": 4, "mean": 1.0})
     'hyla, heads 4'
     """
-    found = [(axis, values[axis]) for axis in axes if values.get(axis) not in (None, "")]
-    return ", ".join(
-        shown(value) if isinstance(value, str) else f"{spoken(axis)} {shown(value)}"
-        for axis, value in found
-    )
+    return ", ".join(filter(None, (named(axis, values.get(axis)) for axis in axes)))
 
 
 def spoken(name: str) -> str:
@@ -131,15 +149,3 @@ def spoken(name: str) -> str:
     ('fraction held out', 'weight decay')
     """
     return WORDS.get(name, name.replace("_", " "))
-
-
-def duration(seconds: float) -> str:
-    """Format a time.
-
-    >>> duration(42), duration(1500), duration(7000), duration(400_000)
-    ('42 s', '25 min', '1.9 h', '4.6 days')
-    """
-    for limit, unit, name in ((120, 1, "s"), (7200 * 0.9, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.{0 if unit < 3600 else 1}f} {name}"
-    return f"{seconds / 86_400:.1f} days"

@@ -1,7 +1,9 @@
 """What the tasks share: splits, seeds with or without a population axis, and the map-style view."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,8 @@ MAX_COMBINATIONS = 1_000_000  # the table of a split is made in full
 SPLIT_STREAM = 255  # of the random numbers that draw the splits; the splits' own are below it
 
 
-def published_split(task: str, name: str) -> list[tuple[int, ...]] | None:
-    """Combinations that the published code drew, from its file; None if it holds none such."""
-    path = Path(__file__).with_name(f"published-{task}-splits.json")
+def published_split(path: Path, name: str) -> list[tuple[int, ...]] | None:
+    """Combinations that the published code drew, from a file; None if it holds none such."""
     content = json.loads(path.read_text())
     found = (content.get("held_out") or content["train"]).get(name)
     return None if found is None else sorted(tuple(sorted(one)) for one in found)
@@ -114,3 +115,24 @@ class TaskDataset(Dataset[dict[str, Tensor]]):
 def as_dict(batch: Any) -> dict[str, Tensor]:
     """The tensors of a batch, by the names of its fields."""
     return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over instances with its standard error."""
+
+    value: float
+    standard_error: float
+
+    @classmethod
+    def of(cls, samples: Tensor) -> "Estimate":
+        """The mean of a tensor of samples."""
+        samples = samples.double()
+        error = float(samples.std(correction=0)) / math.sqrt(len(samples))
+        return cls(float(samples.mean()), error)
+
+
+def check_index(name: str, index: int, count: int = 1) -> None:
+    """Refuse instance numbers that are not addresses."""
+    if not 0 <= index <= 2**63 - 1 - count:
+        raise bad_value(name, index, f"a whole number from 0 to 2^63 - {1 + count}")

@@ -1,4 +1,4 @@
-"""Checkpoints: whole files that tell when they are damaged, the newest few of which are kept."""
+"""Checkpoints: checksummed files, written atomically; only the newest few are kept."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ from torch import Tensor
 from hyla.errors import bad_value
 from hyla.files import new_file, remove_partial
 
-# The one entry in the metadata of the safetensors header: the checksum, a space, and what it
-# covers beside the tensors. (The library would write several entries in a random order.)
+# The only entry in the safetensors metadata: the checksum, a space, and the JSON text that it
+# covers besides the tensors. (The library writes several entries in random order.)
 ENTRY = "hyla_checkpoint"
 NAME = re.compile(r"step-([0-9]{9,})\.safetensors")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -26,12 +26,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 
 class DamagedCheckpoint(ValueError):  # noqa: N818
-    """A file that is not the checkpoint that was once saved; the message says what is wrong."""
+    """A checkpoint file is corrupt; the message says how."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved at a step, the tensors on the CPU."""
+    """What was saved at a step; tensors are on the CPU."""
 
     path: Path
     step: int
@@ -47,12 +47,12 @@ def save(
     keep: int = 2,
     damaged: Collection[Path] = (),
 ) -> Path:
-    """Writes a checkpoint, then deletes all but the newest `keep`; one process at a time.
+    """Write a checkpoint, then delete all but the newest `keep`; for one process at a time.
 
-    Those of later steps are deleted too: they are of a past that training went back on.
+    Checkpoints of later steps are deleted too: they come from an abandoned continuation.
 
     metadata: plain JSON values.
-    damaged: checkpoints that do not count as kept and are deleted.
+    damaged: checkpoints to delete that do not count towards `keep`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def save(
     if keep < 1:
         raise bad_value("keep", keep, "a whole number of at least 1")
     data = _serialise(step, tensors, metadata)
-    # Before the new file is written: after a crash on a full disk they may be what fills it.
+    # Before writing: leftovers of a crash on a full disk may be what fills it.
     remove_partial(folder)
     path = path_of(folder, step)
     with new_file(path, overwrite=True) as handle:
@@ -87,7 +87,7 @@ def _serialise(step: int, tensors: dict[str, Tensor], metadata: dict[str, Any]) 
         text = json.dumps({"step": step, "metadata": metadata}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise bad_value("metadata", error, "plain JSON values") from None
-    # Copies, since safetensors refuses tensors that share memory.
+    # Copies, because safetensors rejects tensors that share memory.
     copies = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
@@ -104,7 +104,7 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in a file; DamagedCheckpoint if a single bit of it is not as it was saved."""
+    """Load a checkpoint; DamagedCheckpoint if even one bit of the file has changed."""
     data = path.read_bytes()
     if not data:
         raise _damaged(path, "the file is empty")
@@ -113,16 +113,16 @@ def load(path: Path) -> Checkpoint:
         length = int.from_bytes(data[:8], "little")
         entries = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, AssertionError, RuntimeError) as error:
-        raise _damaged(path, f"not a whole safetensors file ({error})") from None
+        raise _damaged(path, f"not a complete safetensors file ({error})") from None
     checksum, _, text = entries.get(ENTRY, "").partition(" ")
     if not checksum:
         raise _damaged(path, "it has no checksum")
     if checksum != _checksum(text, tensors):
-        raise _damaged(path, "its content does not agree with its checksum")
+        raise _damaged(path, "its content does not match its checksum")
     content = json.loads(text)
     found = Checkpoint(path, content["step"], tensors, content["metadata"])
     if NAME.fullmatch(path.name) and step_of(path) != found.step:
-        raise _damaged(path, f"it is of step {found.step}, not of the step in its name")
+        raise _damaged(path, f"it holds step {found.step}, unlike its name")
     return found
 
 
@@ -133,39 +133,39 @@ def _damaged(path: Path, problem: str) -> DamagedCheckpoint:
 def latest(
     folder: Path, problem: Callable[[Checkpoint], str] = lambda found: ""
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is not damaged, and a message for each one passed over.
+    """Return the newest usable checkpoint and a message for each one skipped.
 
-    A file that cannot be read is not passed over: that may be a matter of the moment.
+    A read error is raised rather than skipped, because it may be temporary.
 
-    problem: says why a checkpoint that is whole cannot be used all the same; nothing if it can.
+    problem: returns why an intact checkpoint cannot be used, or "" if it can.
     """
     messages = []
     for path in paths(folder):
         try:
             found = load(path)
         except DamagedCheckpoint as error:
-            messages.append(f"passed over {error}")
+            messages.append(f"skipped {error}")
             continue
         if not (reason := problem(found)):
             return found, messages
-        messages.append(f"passed over {path}: {reason}.")
+        messages.append(f"skipped {path}: {reason}.")
     return None, messages
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoints in a folder by their names, the newest first, damaged or not."""
+    """List the checkpoints in a folder by name, newest first, damaged or not."""
     if not folder.is_dir():
         return []
     return sorted((one for one in folder.iterdir() if NAME.fullmatch(one.name)), key=step_of)[::-1]
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step goes."""
+    """Return the path of a step's checkpoint."""
     return folder / f"step-{step:09d}.safetensors"
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint.
+    """Return the step in the name of a checkpoint.
 
     >>> step_of(Path("step-000012345.safetensors"))
     12345

@@ -1,28 +1,15 @@
 """What a run is: a task, a model, the members of the population and how they are trained."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from typing import Any, Self
 
-from hyla.attention.variants import Kind
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
-from hyla.model import ModelConfig, fuzzy_logic_model, sraven_model
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
-from hyla.tasks.sraven import SravenConfig
+from hyla.model import ModelConfig
+from hyla.tasks.base import AS_DESCRIBED, Recipe, TaskConfig, task_class
 
-TASKS: dict[str, type[FuzzyLogicConfig] | type[SravenConfig]] = {
-    "fuzzy_logic": FuzzyLogicConfig,
-    "sraven": SravenConfig,
-}
-SPLITS: dict[str, tuple[str, ...]] = {
-    "fuzzy_logic": ("train", "held_out", "unknown", "validation"),
-    "sraven": ("train", "held_out", "all", "validation"),
-}
-# Tasks of training, with instances that no other evaluation has: to choose hyperparameters by.
-VALIDATION = "validation"
-MAIN_MEASURES = {"fuzzy_logic": "r2", "sraven": "accuracy"}
 SCHEDULES = ("cosine", "early_cosine")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
 
@@ -84,7 +71,7 @@ class RunConfig(Config):
     evaluation_instances: of each split in `splits`, when training ends.
     """
 
-    task: FuzzyLogicConfig | SravenConfig
+    task: TaskConfig
     model: ModelConfig
     members: tuple[Member, ...]
     steps: int
@@ -116,17 +103,17 @@ class RunConfig(Config):
             raise bad_value("splits", "none", "at least one split")
         if len(set(self.splits)) < len(self.splits):
             raise bad_value("splits", ", ".join(self.splits), "each split once")
-        allowed = SPLITS[self.task_name]
-        if isinstance(self.task, FuzzyLogicConfig) and not self.task.unknown:
-            allowed = tuple(split for split in allowed if split != "unknown")
+        if "train" not in self.task.splits:
+            given = f"only {', '.join(self.task.splits)} with these settings"
+            raise bad_value("task", given, "a task with a split 'train'")
         for split in self.splits:
-            if split not in allowed:
-                raise unknown_name("splits", split, allowed)
+            if split not in self.task.splits:
+                raise unknown_name("splits", split, self.task.splits)
         self._check_model()
 
     def _check_parts(self) -> None:
-        if not isinstance(self.task, tuple(TASKS.values())):
-            raise bad_value("task", repr(self.task), f"the configuration of {' or '.join(TASKS)}")
+        if not isinstance(self.task, TaskConfig) or not self.task.task_name:
+            raise bad_value("task", repr(self.task), "the configuration of a registered task")
         for name, kind in (("members", Member), ("splits", str)):
             parts = getattr(self, name)
             if not isinstance(parts, tuple) or not all(isinstance(part, kind) for part in parts):
@@ -135,34 +122,20 @@ class RunConfig(Config):
             raise bad_value("members", "none", "at least one member")
 
     def _check_model(self) -> None:
-        if isinstance(self.task, SravenConfig):
-            if self.task.features < 2:
-                expected = "at least 2: with one, a held-out combination is an unseen rule"
-                raise bad_value("task.features", self.task.features, expected)
-            sizes = {"input_size": self.task.values, "output_size": self.task.values}
-        else:
-            sizes = {"input_size": self.task.variables + 1, "output_size": 1}
-        for name, size in sizes.items():
+        for name, size in self.task.model_sizes.items():
             if getattr(self.model, name) != size:
                 given = getattr(self.model, name)
                 raise bad_value(f"model.{name}", given, f"{size} for this {self.task_name} task")
-        if self.model.inputs != "continuous":
-            raise bad_value("model.inputs", repr(self.model.inputs), "'continuous' for this task")
 
     @property
     def task_name(self) -> str:
-        """The name of the task in `TASKS`."""
-        return next(name for name, kind in TASKS.items() if isinstance(self.task, kind))
+        """The registered name of the task."""
+        return self.task.task_name
 
     @property
     def scales_loss(self) -> bool:
         """Whether the loss has a scale, so that gradients of 16 bits are neither infinite nor 0."""
         return self.precision == "fp16"
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens a sequence has."""
-        return self.task.tokens if isinstance(self.task, SravenConfig) else self.task.examples
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain JSON values, defaults written out."""
@@ -176,10 +149,7 @@ class RunConfig(Config):
         values = dict(values)
         if isinstance(values.get("task"), dict):
             task = dict(values["task"])
-            name = task.pop("name", None)
-            if not isinstance(name, str) or name not in TASKS:
-                raise unknown_name("task.name", name, TASKS)
-            values["task"] = TASKS[name].from_dict(task)
+            values["task"] = task_class(task.pop("name", "")).from_dict(task)
         if isinstance(values.get("model"), dict):
             values["model"] = ModelConfig.from_dict(values["model"])
         if isinstance(values.get("members"), list):
@@ -192,73 +162,28 @@ class RunConfig(Config):
         return super().from_dict(values)
 
 
-def as_published(run: RunConfig) -> RunConfig:
-    """Return a run as the published code trains it, where the paper's text says less or otherwise.
-
-    >>> as_published(sraven_run((Member(),))).model.attention_dropout
-    0.1
-    """
-    return replace(
-        run,
-        task=replace(run.task, published_splits=True),
-        model=replace(run.model, attention_dropout=0.1),
-        decay_head_biases=True,
-        schedule="early_cosine",
-    )
-
-
-PRESETS: dict[str, Callable[[RunConfig], RunConfig]] = {
-    "as_described": lambda run: run,
-    "as_published": as_published,
-}
-
-
-def sraven_run(
-    members: tuple[Member, ...],
+def task_run(
+    task: TaskConfig | str,
+    members: tuple[Member, ...] = (),
     *,
-    kind: str | Kind = "hyla",
-    layers: int = 4,
-    width_factor: int = 1,
-    more_heads: bool = True,
-    instances: int = 20_000_000,
-    batch: int = 128,
-    task: SravenConfig | None = None,
+    preset: str = AS_DESCRIBED,
+    **changes: Any,
 ) -> RunConfig:
-    """The paper's training on SRAVEN; `dataclasses.replace` changes the rest.
+    """Return the usual training of a task, with the fields of `RunConfig` that are to differ.
 
-    >>> sraven_run((Member(),)).steps
-    156250
+    task: its settings, or its name. members: one with the recipe's hyperparameters by default.
+
+    >>> task_run("sraven").steps, task_run("sraven", steps=1200, batch=32).batch
+    (156250, 32)
     """
-    task = SravenConfig() if task is None else task
-    model = sraven_model(
-        kind,
-        layers=layers,
-        width_factor=width_factor,
-        more_heads=more_heads,
-        features=task.features,
-        values=task.values,
-    )
-    steps = -(-instances // batch)
-    return RunConfig(task, model, members, steps, batch=batch, evaluate_every=5000)
-
-
-def fuzzy_logic_run(
-    members: tuple[Member, ...],
-    *,
-    kind: str | Kind = "hyla",
-    steps: int = 50_000,
-    task: FuzzyLogicConfig | None = None,
-) -> RunConfig:
-    """The paper's training on fuzzy logic.
-
-    >>> fuzzy_logic_run((Member(warmup=100),)).model.layers
-    2
-    """
-    task = FuzzyLogicConfig() if task is None else task
-    model = fuzzy_logic_model(kind, examples=task.examples)
-    model = replace(model, input_size=task.variables + 1)
-    splits = ("train", "held_out", *(["unknown"] if task.unknown else []))
-    return RunConfig(
-        task, model, members, steps, evaluate_every=2500, interim_instances=2048,
-        evaluation_instances=16_000, splits=splits,
-    )  # fmt: skip
+    task = task_class(task)() if isinstance(task, str) else task
+    if preset not in task.presets:
+        raise unknown_name("preset", preset, task.presets)
+    recipe = task.recipe()
+    if not members:
+        members = (Member(0, recipe.learning_rate, recipe.weight_decay, recipe.warmup),)
+    shared = {field.name for field in fields(Recipe)} & {field.name for field in fields(RunConfig)}
+    values: dict[str, Any] = {name: getattr(recipe, name) for name in shared}
+    run = RunConfig(**(values | {"task": task, "members": members} | changes))
+    prepared: RunConfig = task.presets[preset](run)
+    return prepared

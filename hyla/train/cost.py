@@ -1,13 +1,12 @@
-"""Estimate roughly what trainings cost on this machine."""
+"""A rough estimate of what trainings cost on this machine."""
 
 import time
-from dataclasses import replace
 from functools import cache
 
 import torch
 
 from hyla.attention.variants import find_kind
-from hyla.train.config import Member, RunConfig, sraven_run
+from hyla.train.config import Member, RunConfig, task_run
 from hyla.train.placement import find_devices
 from hyla.train.population import Population
 
@@ -16,7 +15,7 @@ TIMED_STEPS = 3
 
 def step_flops(config: RunConfig) -> float:
     """Count the floating-point operations of one step of one member, forward and backward."""
-    model, tokens = config.model, config.tokens
+    model, tokens = config.model, config.task.tokens
     inner = model.heads * model.head_size
     projections = 4 * model.width * inner + 2 * model.width * model.hidden_size
     attention = 2 * tokens * inner * (1 if find_kind(model.kind).value_network == "linear" else 2)
@@ -26,11 +25,11 @@ def step_flops(config: RunConfig) -> float:
 
 @cache
 def flops_per_second(device: str) -> float:
-    """Time a few steps of the paper's SRAVEN model, uncompiled; on a GPU of twelve at once."""
+    """Time a few uncompiled steps of the paper's SRAVEN model; on a GPU, of twelve members."""
     place = find_devices(device, "fp32")[0]
     members = 12 if place.type == "cuda" else 1
-    config = sraven_run(tuple(Member(seed) for seed in range(members)))
-    population = Population(replace(config, steps=2000), range(members), place, compiled=False)
+    config = task_run("sraven", tuple(Member(seed) for seed in range(members)), steps=2000)
+    population = Population(config, range(members), place, compiled=False)
     population.advance()
     _wait(place)
     start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""The run folder: all that a run leaves behind, and what it goes on from after an interruption.
+"""The run folder: everything a run writes, and what it resumes from after an interruption.
 
-config.json    the configuration, the environment in which the folder was created, a random id
-metrics.jsonl  records; on the same machine an interrupted run leaves the same bytes as a whole one
-log.jsonl      events with their times; lines are only ever added
-checkpoints/   the newest few; each says how long metrics.jsonl was
+config.json    configuration, environment and a random id
+metrics.jsonl  records; on the same machine, resuming leaves the same bytes as an unbroken run
+log.jsonl      events with their times; append-only
+checkpoints/   the newest few; each stores the length of metrics.jsonl at that step
 summary.json   written when training ends
 lock           held while a process trains here
 """
@@ -51,19 +51,19 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunFolderError(OSError):
-    """A run folder cannot be written; the message says why and what is left."""
+    """A run folder cannot be written; the message says why and what was kept."""
 
 
 class FolderInUseError(ValueError):
-    """Another process trains into the folder."""
+    """Another process is training in the folder."""
 
 
 class RunFolder:
-    """A folder that one process trains into, opened with `RunFolder.open`.
+    """The folder of one run, locked for one process; open it with `RunFolder.open`.
 
-    resumed: the checkpoint to go on from; None at the beginning of a run.
-    summary: the one that was there when the folder was opened.
-    messages: what the user should know about the state in which the folder was found.
+    resumed: the checkpoint to resume from; None at the beginning of a run.
+    summary: that of the previous process, if it wrote one.
+    messages: what the user should know about the folder as it was found.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -73,9 +73,9 @@ class RunFolder:
     ...         written = folder.save_checkpoint(1, {})
     ...         folder.append_metrics([{"step": 2, "loss": 0.4}])
     ...     with RunFolder.open(path, {"steps": 3}, {}) as folder:
-    ...         folder.append_metrics([])  # the first write goes back to the checkpoint
+    ...         folder.append_metrics([])  # the first write rewinds to the checkpoint
     ...         folder.resumed.step, (path / METRICS).read_text(), folder.messages
-    (1, '{"step": 1, "loss": 0.5}\\n', ['going on from step 1'])
+    (1, '{"step": 1, "loss": 0.5}\\n', ['resuming from step 1'])
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -93,9 +93,9 @@ class RunFolder:
     def open(
         cls, path: Path, config: dict[str, Any], environment: dict[str, Any], *, keep: int = 2
     ) -> Self:
-        """Creates the folder, or goes on in one that the same configuration was begun in.
+        """Create the folder, or reopen one that has the same configuration.
 
-        keep: number of checkpoints.
+        keep: number of checkpoints to keep.
         """
         folder = cls(Path(path).absolute(), keep)
         try:
@@ -112,7 +112,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Lets other processes in."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -129,31 +129,31 @@ class RunFolder:
         self.close()
 
     def append_metrics(self, records: Iterable[dict[str, Any]]) -> None:
-        """Adds lines to metrics.jsonl."""
+        """Append lines to metrics.jsonl."""
         lines = "".join(to_json(record) + "\n" for record in records).encode()
         self._rewind()
         with self._metrics() as handle:
-            # Part of a line may be there from an attempt that failed.
+            # A failed attempt may have left part of a line.
             handle.seek(self._metrics_bytes)
             handle.truncate()
             handle.write(lines)
         self._metrics_bytes += len(lines)
 
     def log(self, event: dict[str, Any]) -> None:
-        """Adds a line with the time to log.jsonl."""
+        """Append a line with the time to log.jsonl."""
         line = to_json({"time": datetime.now(UTC).isoformat(timespec="milliseconds")} | event)
         path = self.path / LOG
         with self._writing(path), path.open("a+b") as handle:
             if handle.seek(0, os.SEEK_END):
                 handle.seek(-1, os.SEEK_END)
-                if handle.read(1) != b"\n":  # the last line was cut off by a kill
+                if handle.read(1) != b"\n":  # a killed process left an incomplete line
                     handle.write(b"\n")
             handle.write(line.encode() + b"\n")
 
     def save_checkpoint(
         self, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None
     ) -> Path:
-        """Saves what to go on from, and which metrics belong to it."""
+        """Save a checkpoint with the current length of metrics.jsonl."""
         self._rewind()
         self._sync_metrics()
         values = (metadata or {}) | {METRICS_BYTES: self._metrics_bytes}
@@ -165,13 +165,13 @@ class RunFolder:
         return path
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes summary.json; its field "state" is "finished", "stopped" or "diverged"."""
+        """Write summary.json; its field "state" is "finished", "stopped" or "diverged"."""
         self._rewind()
         self._sync_metrics()
         self._write(SUMMARY, summary)
 
     def set_environment(self, environment: dict[str, Any]) -> None:
-        """Records another environment in config.json, for those who go on with the run."""
+        """Replace the environment in config.json, from which a resumed run takes its defaults."""
         self._write(CONFIG, read_object(self.path / CONFIG) | {"environment": environment})
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
@@ -185,15 +185,15 @@ class RunFolder:
         try:
             self._lock = lock(path)
         except BlockingIOError:
-            who = path.read_text(errors="replace").strip() or "of unknown number"
+            who = path.read_text(errors="replace").strip() or "unknown process"
             raise FolderInUseError(
-                f"{self.path}: another process ({who}) is training here. "
-                "Wait until it has ended, or give another folder."
+                f"{self.path}: another process is training here ({who}). "
+                "Wait until it ends, or use another folder."
             ) from None
         if self._lock is None:
-            self.messages.append("no locks here: do not start a second process in this folder")
+            self.messages.append("no file locks here: do not run a second process in this folder")
             return
-        with suppress(OSError):  # who holds the lock is a courtesy, not worth failing for
+        with suppress(OSError):  # the lock's owner is only used in messages
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"process {os.getpid()} on {node()}\n".encode(), 0)
 
@@ -220,14 +220,14 @@ class RunFolder:
         self.log(event | {"environment": environment, "messages": self.messages})
 
     def _resume(self) -> None:
-        """Finds the newest checkpoint that is whole and whose metrics are there."""
+        """Find the newest intact checkpoint whose metrics are still complete."""
         size, short = (self.path / METRICS).stat().st_size, []
 
         def problem(found: Checkpoint) -> str:
             wanted = found.metadata.get(METRICS_BYTES)
             if isinstance(wanted, int) and wanted <= size:
                 return ""
-            short.append(f"it goes with {wanted} bytes of {METRICS}, which has {size}")
+            short.append(f"it needs {wanted} bytes of {METRICS}, which has {size}")
             return short[-1]
 
         folder = self.path / CHECKPOINTS
@@ -235,8 +235,8 @@ class RunFolder:
         self.messages += passed_over
         if self.resumed is None and short:
             raise ValueError(
-                f"{self.path / METRICS}: damaged, and no checkpoint fits what is left of it: "
-                f"{' '.join(passed_over)} Restore the file, or give another folder."
+                f"{self.path / METRICS}: damaged, and no usable checkpoint remains: "
+                f"{' '.join(passed_over)} Restore the file, or use another folder."
             )
         step = self.resumed.step if self.resumed else -1
         self._damaged = [
@@ -244,7 +244,7 @@ class RunFolder:
         ]
         if self.resumed:
             self._metrics_bytes = self.resumed.metadata[METRICS_BYTES]
-            self.messages.append(f"going on from step {step}")
+            self.messages.append(f"resuming from step {step}")
         else:
             self.messages.append("no checkpoint: starting at step 0")
 
@@ -257,9 +257,9 @@ class RunFolder:
             self.messages.append(str(error))
 
     def _rewind(self) -> None:
-        """Takes metrics and summary back to the checkpoint, once: before the first write.
+        """Reset metrics and summary to the checkpoint, once, before the first write.
 
-        Until then a folder that was opened is as it was, whatever refuses to go on with it.
+        Until then, opening the folder changes neither, so that a failed start loses nothing.
         """
         if self._rewound:
             return
@@ -275,11 +275,11 @@ class RunFolder:
 
     @contextmanager
     def _metrics(self) -> Iterator[BinaryIO]:
-        """The file of metrics, opened anew each time: so that its loss is noticed."""
+        """Open metrics.jsonl; reopened for every write, so that its deletion is noticed."""
         path = self.path / METRICS
         with self._writing(path), path.open("r+b") as handle:
             if handle.seek(0, os.SEEK_END) < self._metrics_bytes:
-                raise OSError(errno.EIO, "something else has shortened it")
+                raise OSError(errno.EIO, "another program has truncated it")
             yield handle
 
     @contextmanager
@@ -297,9 +297,9 @@ class RunFolder:
             found = checkpoint.paths(self.path / CHECKPOINTS)
             whole = [one for one in found if one not in self._damaged]
         if whole:
-            state = "is intact" if self.resumed or self._rewound else "is there"
+            state = "is intact" if self.resumed or self._rewound else "exists"
             left = f"The last checkpoint, of step {checkpoint.step_of(whole[0])}, {state}"
-            then = f"the same command goes on from there once {when}"
+            then = f"the same command resumes from there once {when}"
         else:
             left = "There is no checkpoint"
             then = f"the same command starts from the beginning once {when}"
@@ -307,7 +307,7 @@ class RunFolder:
 
 
 def _check_place(path: Path) -> None:
-    """Refuses what is not a run folder, an empty one, or one that was killed as it was created."""
+    """Raise ValueError unless a folder is new, empty, a run's, or left by a kill at creation."""
     if path.exists() and not path.is_dir():
         raise bad_value(str(path), "a file", "a folder")
     if not path.is_dir():
@@ -319,13 +319,13 @@ def _check_place(path: Path) -> None:
     partial = re.compile(rf"\.{re.escape(CONFIG)}\.\w+{re.escape(PARTIAL)}")
     others = [name for name in names if name != LOCK and not partial.fullmatch(name)]
     if others:
-        given = f"one without it, with {', '.join(map(repr, others[:3]))}"
+        given = f"a folder with {', '.join(map(repr, others[:3]))}"
         raise bad_value(str(path), given, f"an empty folder, or one with the {CONFIG} of a run")
 
 
 def _check_same(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    if changes := differences(there, asked, "in the folder", "asked for"):
+    if changes := differences(there, asked, "in the folder", "requested"):
         raise ValueError(
-            f"{path}: another configuration was begun here: {changes}. "
-            "Give another folder, or the configuration of this one."
+            f"{path}: holds a run with another configuration: {changes}. "
+            "Use another folder, or the configuration of this one."
         )

@@ -1,15 +1,12 @@
-"""Training from end to end: one call makes a run folder, or goes on with one."""
+"""Train end to end: one call creates a run folder or resumes it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hyla.errors import bad_value
 from hyla.train.config import RunConfig
 from hyla.train.folder import RunFolder
-from hyla.train.objective import make_objective
 from hyla.train.placement import choose_placement, environment, in_words, make_populations
 from hyla.train.run import Run
 from hyla.train.runs import CONFIG, read_config
@@ -28,21 +25,21 @@ def train(
     deadline: float | None = None,
     watchers: Sequence[Watcher] = (),
 ) -> dict[str, Any]:
-    """Trains a run into a folder, or goes on with it, and returns its summary.
+    """Train a run in a folder, or resume it, and return its summary.
 
-    device: `auto`, `cpu`, `cuda` (all GPUs) or one such as `cuda:1`. compiled: None lets it choose.
-    stop_at: end after this step, with the state of the unfinished schedule evaluated and saved.
-    members_at_once: the most members in one program; None: as many as the memory takes.
-    deadline: a time of `time.monotonic` after which it saves and raises `TimeUp`.
-    Ctrl-C and requests to terminate save first; the same call then goes on where it ended.
+    device: `auto`, `cpu`, `cuda` (all GPUs) or one such as `cuda:1`. compiled: None chooses.
+    stop_at: stop after this step of the schedule, then evaluate and save.
+    members_at_once: the most members per population; None: as many as fit the memory.
+    deadline: a time of `time.monotonic` after which to save and raise `TimeUp`.
+    Ctrl-C and SIGTERM save first; the same call then resumes.
     """
     path = Path(path)
     if stop_at is not None and not 1 <= stop_at <= config.steps:
         raise bad_value("stop_at", stop_at, f"from 1 to the {config.steps} steps of the schedule")
     if not checkpoint_seconds >= 0:
         raise bad_value("checkpoint_seconds", checkpoint_seconds, "a number of at least 0")
-    # What is wrong with the splits under a seed is told before there is a folder.
-    make_objective(config.task, [member.seed for member in config.members], torch.device("cpu"))
+    # Report splits that are impossible with a seed before creating the folder.
+    config.task.bind([member.seed for member in config.members])
     recorded = read_config(path)[1] if (path / CONFIG).exists() else {}
     placed = choose_placement(config, device, compiled, members_at_once, recorded)
     with RunFolder.open(path, config.to_dict(), environment(placed)) as folder:
@@ -50,13 +47,13 @@ def train(
         run = Run(config, folder, everyone, stop_at or config.steps)
         run.step = done = folder.resumed.step if folder.resumed else 0
         summary = folder.summary or {}
-        # The models of a finished run may be damaged: then it is trained again from `done`.
+        # If the last checkpoint of a finished run is damaged, it is retrained from step `done`.
         ended = summary.get("state") in ("finished", "diverged") or run.stop_at == done
         if ended and summary.get("step") == done:
-            everyone.say(f"this run is {summary['state']} at step {done}: nothing is left to do")
+            everyone.say(f"this run is {summary['state']} at step {done}: nothing to do")
             return summary
         if run.stop_at < done:
-            raise bad_value("stop_at", stop_at, f"at least {done}, which the run has reached")
+            raise bad_value("stop_at", stop_at, f"at least {done}, the step already reached")
         for message in folder.messages:
             everyone.say(message)
         run.report("preparing")
@@ -72,7 +69,7 @@ def train(
 
 
 class _Everyone(Watcher):
-    """Passes everything on to all watchers; one that fails is left out from then on."""
+    """Forwards everything to all watchers; one that fails is removed."""
 
     def __init__(self, watchers: Sequence[Watcher], folder: RunFolder) -> None:
         self.watchers, self.folder = list(watchers), folder
@@ -90,6 +87,6 @@ class _Everyone(Watcher):
         for watcher in list(self.watchers):
             try:
                 tell(watcher)
-            except Exception as error:  # a closed terminal is no reason to end a training
+            except Exception as error:  # a closed terminal must not stop the training
                 self.watchers.remove(watcher)
                 self.folder.log({"event": "a watcher failed", "error": repr(error)})

@@ -1,8 +1,8 @@
-"""The metrics of a run in TensorBoard and in Weights & Biases, beside its own `metrics.jsonl`.
+"""Copy the metrics of a run to TensorBoard and Weights & Biases, beside `metrics.jsonl`.
 
-A mirror needs a package of its own, which is imported when the mirror is made. It writes nothing
-before the first record, when the run folder is known to be good. Whatever goes wrong with it is
-told once and switches it off; training goes on.
+A mirror imports its package when it is created. It writes nothing before the first record, because
+only then is the run folder known to be usable. On any error it warns once and is disabled; training
+continues.
 """
 
 from abc import abstractmethod
@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 
 def scalars(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a record under the name of its member, and of its split if it has one.
+    """Flatten a record into numbers, named by member, split if any, and measure.
 
     >>> scalars({"step": 9, "member": 2, "split": "train", "loss": 0.5, "by_rule": {"sum": 1}})
     {'member_2/train/loss': 0.5, 'member_2/train/by_rule/sum': 1.0}
@@ -33,7 +33,7 @@ def scalars(record: dict[str, Any]) -> dict[str, float]:
     return dict(_flat("/".join(parts), values))
 
 
-ADDRESS = ("step", "member", "split", "instances")  # what a record is about
+ADDRESS = ("step", "member", "split", "instances")  # fields of a record that are no measures
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -45,7 +45,7 @@ def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class Mirror(Watcher):
-    """Writes records somewhere else; `tell` is where it says that it cannot."""
+    """Base class that copies records elsewhere; `tell` receives its messages."""
 
     title: str
 
@@ -54,12 +54,12 @@ class Mirror(Watcher):
         self.opened = self.failed = False
 
     def metrics(self, records: Sequence[dict[str, Any]]) -> None:
-        """Writes the records, unless this mirror is switched off."""
+        """Write the records, unless this mirror is disabled."""
         if records:
             self._guarded(lambda: self._metrics(records))
 
     def close(self) -> None:
-        """Writes what is still on its way."""
+        """Write what is still pending."""
         if self.opened:
             self.opened = False
             self._guarded(self._close)
@@ -73,7 +73,7 @@ class Mirror(Watcher):
         self._flush()
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """A mirror may fail in any way: the network, the disk, the service, its package."""
+        """Disable the mirror on any error: of network, disk, service or package."""
         if self.failed:
             return
         try:
@@ -81,39 +81,39 @@ class Mirror(Watcher):
         except Exception as error:
             self.failed = True
             reason = " ".join(str(error).split()) or type(error).__name__
-            self.tell(f"{self.title} is switched off, training goes on: {reason}")
+            self.tell(f"{self.title} is disabled, training continues: {reason}")
 
     @abstractmethod
     def _open(self, step: int) -> None:
-        """Before the first record, which is of this step."""
+        """Open the target; `step` is that of the first record."""
 
     @abstractmethod
     def _write(self, step: int, values: dict[str, float]) -> None:
-        """Numbers of a step, by name."""
+        """Write the named numbers of a step."""
 
     def _flush(self) -> None:
-        """After the records of a call."""
+        """Flush after each call of `metrics`."""
 
     @abstractmethod
     def _close(self) -> None:
-        """After the last record."""
+        """Close the target after the last record."""
 
 
 class TensorBoardMirror(Mirror):
-    """TensorBoard's event files, in the folder `tensorboard` of the run."""
+    """Writes TensorBoard event files to the folder `tensorboard` of the run."""
 
     title = "TensorBoard"
     writer: "SummaryWriter"
 
     def __init__(self, folder: Path, config: RunConfig, tell: Tell) -> None:
-        import torch.utils.tensorboard  # noqa: F401 - so that a missing package is told at once
+        import torch.utils.tensorboard  # noqa: F401 - so that a missing package fails here
 
         super().__init__(folder, config, tell)
 
     def _open(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A run that goes on from a checkpoint repeats steps: what was written of them is void.
+        # A resumed run repeats steps since its checkpoint: discard what was written for them.
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
@@ -128,7 +128,7 @@ class TensorBoardMirror(Mirror):
 
 
 class WandbMirror(Mirror):
-    """One run of Weights & Biases; its files are in the folder `wandb` of the run.
+    """Writes a Weights & Biases run, with files in the folder `wandb` of the run.
 
     `WANDB_MODE=offline` keeps it on this machine until `wandb sync`.
     """
@@ -137,7 +137,7 @@ class WandbMirror(Mirror):
     run: "wandb.Run"
 
     def __init__(self, folder: Path, config: RunConfig, tell: Tell, *, project: str) -> None:
-        import wandb  # noqa: F401 - so that a missing package is told at once
+        import wandb  # noqa: F401 - so that a missing package fails here
 
         super().__init__(folder, config, tell)
         self.project = project
@@ -154,15 +154,15 @@ class WandbMirror(Mirror):
             project=self.project, dir=str(self.folder), config=self.config.to_dict(),
             id=self._id(), name=self.folder.name, resume="allow", settings=wandb.Settings(**known),
         )  # fmt: skip
-        # Its own counter only rises; after going on from a checkpoint our steps come again.
+        # Its own step counter cannot decrease, but a resumed run repeats steps.
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
         files = Path(self.run.dir).parent
-        place = f"offline; wandb sync {files} uploads it" if self.run.offline else self.run.url
+        place = f"offline; upload with wandb sync {files}" if self.run.offline else self.run.url
         self.tell(f"{self.title}: {place}")
 
     def _id(self) -> str:
-        """Kept in the run folder, so that it goes with it and is of no other."""
+        """Return the id, stored in the run folder so that a resumed run continues it."""
         path = self.folder / "wandb" / "run-id"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """AdamW with warm-up and cosine decay, for all members of a population at once.
 
-Shapes: M members, P parameters of a member, all of them in one row.
+Shapes: M members, P parameters of a member, flattened into one row.
 """
 
 import math
@@ -20,10 +20,10 @@ FINAL_RATE = 0.1  # of the peak, at the end of the schedule
 def learning_rate(
     step: Tensor, peak_M: Tensor, warmup_M: Tensor, steps: int, *, early: bool = False
 ) -> Tensor:
-    """The rate of each member at a step, counted from 0: a linear rise from 0, then a cosine.
+    """Return each member's rate at a step, counted from 0: a linear warm-up, then a cosine decay.
 
-    The cosine falls to a tenth of the peak, over the steps that the warm-up leaves; early: over as
-    many less as the warm-up has.
+    The cosine falls to a tenth of the peak over the steps after the warm-up. early: it ends
+    `warmup_M` steps before the last.
 
     >>> peak, warmup = torch.ones(1), torch.tensor([100])
     >>> [round(float(learning_rate(torch.tensor(t), peak, warmup, 300)), 3) for t in (0, 50, 200)]
@@ -39,10 +39,10 @@ def learning_rate(
 def step_sizes(
     step: Tensor, rate_M: Tensor, decay_M: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By what AdamW multiplies its direction and the parameters, `[M, 1]` each, and divides roots.
+    """Return AdamW's factors for update and weight decay, `[M, 1]` each, and its root correction.
 
-    rate_M, decay_M: float64. Apart from `adamw_`, where a compiler would have every parameter
-    compute these powers for itself.
+    rate_M, decay_M: float64. Not part of `adamw_`, where torch.compile would recompute these powers
+    for every parameter.
     """
     count = (step + 1).double()
     correction1, correction2 = 1 - BETA1**count, 1 - BETA2**count
@@ -67,9 +67,9 @@ def adamw_(
     decayed_P: Tensor,
     active_M: Tensor,
 ) -> None:
-    """One step of AdamW in place, of the active members only.
+    """Take one AdamW step in place, for active members only.
 
-    sizes: from `step_sizes`. decayed_P: which parameters weight decay acts on.
+    sizes: from `step_sizes`. decayed_P: mask of the parameters with weight decay.
     """
     rate_M1, shrink_M1, correction = sizes
     if products.has_adamw(parameters_MP):
@@ -93,10 +93,10 @@ def adamw_(
 
 
 def decayed_parameters(model: nn.Module, head_biases: bool) -> set[str]:
-    """The names of the parameters that weight decay acts on.
+    """Return the names of the parameters with weight decay.
 
-    All but biases and those of LayerNorms, as in the paper. head_biases: the biases of queries,
-    keys and values too, which the published code decays because it holds them by head, in two axes.
+    As in the paper, all but biases and LayerNorms. head_biases: also the biases of queries, keys
+    and values, which the published code decays because it stores them by head, as matrices.
     """
     names = set()
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Where a run is computed: on which devices, compiled or not, and how many members at once."""
+"""Choose how a run is computed: on which devices, compiled or not, how many members at once."""
 
 import gc
 import os
@@ -21,21 +21,21 @@ from hyla.train.config import RunConfig
 from hyla.train.population import HALVES, Population, rounds_products
 
 # On a CPU, compiling takes a minute or more and makes a step 1.1 to 1.7 times as fast.
-WORTH_COMPILING = 600.0  # seconds of a run without it
+WORTH_COMPILING = 600.0  # compile runs that would take longer than this uncompiled, in seconds
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run, whether its steps are compiled, and the most members at once."""
+    """The devices of a run, whether steps are compiled, and the most members per population."""
 
     devices: tuple[torch.device, ...]
     compiled: bool
     members_at_once: int
 
     def parts(self, members: int) -> list[tuple[range, torch.device]]:
-        """Members as ranges of nearly equal sizes, as many on each device as can be.
+        """Split the members into ranges of nearly equal size, each with its device.
 
         >>> cpu = torch.device("cpu")
         >>> [list(part) for part, _ in Placement((cpu,), False, members_at_once=2).parts(5)]
@@ -50,7 +50,7 @@ class Placement:
 
 
 def find_devices(name: str, precision: str) -> tuple[torch.device, ...]:
-    """The devices that a name stands for: `auto` and `cuda` mean all GPUs; auto, else the CPU."""
+    """Return the devices for a name: `cuda` is all GPUs, `auto` all GPUs or else the CPU."""
     gpus = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
     if name == "auto":
         name = "cuda" if gpus else "cpu"
@@ -66,14 +66,14 @@ def find_devices(name: str, precision: str) -> tuple[torch.device, ...]:
     if not found:
         here = ", ".join(["auto", "cpu", *(["cuda", *map(str, gpus)] if gpus else [])])
         given = f"{name!r}" if gpus else f"{name!r} (PyTorch sees no CUDA GPU)"
-        raise bad_value("device", given, f"one of this machine: {here}")
+        raise bad_value("device", given, f"a device of this machine: {here}")
     if precision == "tf32" and found[0].type != "cuda":
-        raise bad_value("precision", "'tf32' on a CPU", "a GPU for tf32, or fp32, bf16, fp64")
+        raise bad_value("precision", "'tf32' on a CPU", "fp32, bf16 or fp64 (tf32 needs a GPU)")
     return found
 
 
 def environment(placement: Placement) -> dict[str, Any]:
-    """The versions and devices that a run is computed with."""
+    """Return the versions and devices that a run is computed with."""
     first = placement.devices[0]
     on_gpu = first.type == "cuda"
     return {
@@ -90,7 +90,7 @@ def environment(placement: Placement) -> dict[str, Any]:
 
 
 def attention_of(config: RunConfig, device: torch.device) -> str:
-    """The backend of attention that a step of training takes on a device."""
+    """Return the attention backend that a training step uses on a device."""
     model = config.model
     shape = (config.batch, config.task.tokens, model.heads, model.head_size)
     half = HALVES.get(config.precision)
@@ -104,7 +104,7 @@ def attention_of(config: RunConfig, device: torch.device) -> str:
 
 
 def in_words(config: RunConfig, placement: Placement) -> str:
-    """What a run is computed with, for people."""
+    """Describe how a run is computed, for a message."""
     first = placement.devices[0]
     on_cpu = first.type == "cpu"
     where = f"{torch.get_num_threads()} threads" if on_cpu else f"{len(placement.devices)} GPU(s)"
@@ -122,7 +122,7 @@ def choose_placement(
     members_at_once: int | None,
     recorded: dict[str, Any],
 ) -> Placement:
-    """What was asked for; else what the run folder recorded; else what is best here."""
+    """Choose what was asked for, else what the run folder records, else the best here."""
     devices, members = find_devices(device, config.precision), len(config.members)
     on_gpu = devices[0].type == "cuda"
     same_devices = recorded.get("devices") == [str(device) for device in devices]
@@ -145,10 +145,10 @@ def _is_count(value: object) -> bool:
 
 
 def _worth_compiling(config: RunConfig, members_at_once: int) -> bool:
-    """Whether a run on the CPU is long enough for compilation to pay, by the time of one step."""
+    """Whether a CPU run is long enough for compilation to pay off, judged by timing one step."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         return False
-    if config.precision == "fp16":  # so slow on a CPU that even a trial is a long silence
+    if config.precision == "fp16":  # so slow on a CPU that even the trial takes too long
         return False
     trial = Population(config, range(members_at_once), torch.device("cpu"), compiled=False)
     trial.rehearse()
@@ -161,9 +161,9 @@ def _worth_compiling(config: RunConfig, members_at_once: int) -> bool:
 def make_populations(
     config: RunConfig, placement: Placement, say: Say
 ) -> tuple[Placement, list[Population]]:
-    """The populations of a run, ready to train; more and smaller ones if memory does not suffice.
+    """Make the populations of a run, ready to train; split them if memory does not suffice.
 
-    Those on one GPU share the memory of their steps, for they take turns.
+    Populations on one GPU take turns, so the memory for their steps is shared.
     """
     while True:
         largest = max(len(part) for part, _ in placement.parts(len(config.members)))
@@ -173,16 +173,16 @@ def make_populations(
             if largest == 1:
                 expected = f"a size that fits the memory of {placement.devices[0]} for one member"
                 raise bad_value("batch", config.batch, expected) from error
-        # Outside the handler: the error would keep the memory of the step that failed.
+        # Outside the handler: there the exception would keep the failed step's memory alive.
         gc.collect()
         torch.cuda.empty_cache()
         placement = replace(placement, members_at_once=-(-largest // 2))
         parts = [len(part) for part, _ in placement.parts(len(config.members))]
-        say(f"too large for the memory: {len(config.members)} members split into {parts}")
+        say(f"out of memory: {len(config.members)} members split into {parts}")
 
 
 def _no_limit_to_recompilation() -> AbstractContextManager[None]:
-    """PyTorch gives a function up after 8 compilations; each size, device and run needs its own."""
+    """Lift PyTorch's limit of 8 recompilations: each size, device and run needs its own."""
     from torch._dynamo import config  # slow to import, and not needed without compilation
 
     return config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
@@ -193,12 +193,12 @@ def _prepared(config: RunConfig, placement: Placement) -> list[Population]:
         Population(config, which, device, compiled=placement.compiled)
         for which, device in placement.parts(len(config.members))
     ]
-    # First all rehearsals, then all captures: a graph keeps the memory that it was captured in.
+    # All rehearsals before all captures: a captured CUDA graph keeps its memory.
     with _no_limit_to_recompilation() if placement.compiled else nullcontext():
         for population in populations:
             population.rehearse(config.splits)
     if any(population.device.type == "cuda" for population in populations):
-        # What rehearsals have left is of no use to a capture, which cannot free it either.
+        # A capture can neither reuse nor free the memory that rehearsals cached.
         gc.collect()
         torch.cuda.empty_cache()
     pools: dict[torch.device, Any] = {}

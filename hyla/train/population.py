@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hyla import native, products, random
 from hyla.attention.layer import dropout_factors
+from hyla.errors import bad_value
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
-from hyla.train.config import VALIDATION, RunConfig
-from hyla.train.objective import make_objective
+from hyla.tasks.base import Predict, Tally
+from hyla.train.config import RunConfig
 from hyla.train.optimiser import (
     Moments,
     adamw_,
@@ -27,8 +28,6 @@ from hyla.train.optimiser import (
     step_sizes,
 )
 
-# Evaluation takes instances that no training reaches, the same for every length of training.
-FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
 # Without this, PyTorch 2.11 with Triton 3.6 miscompiles a gradient (tests/test_gpu.py).
 COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 
@@ -61,7 +60,10 @@ class Population:
         if device.type == "cpu":
             native.keep_memory()
         members = [config.members[m] for m in which]
-        self.objective = make_objective(config.task, [m.seed for m in members], device)
+        if not config.task.on_device:
+            raise bad_value("task", config.task_name, "one whose batches are tensor operations")
+        self.task = config.task.bind([m.seed for m in members], device)
+        self.tally = Tally(self.task)
         self.model, self.parameters = flat_population(config, which, device)
         self.alone: Transformer | None = None  # the one whose turn it is
         if device.type == "cpu" and len(members) > 1 and takes_turns(config):
@@ -86,9 +88,8 @@ class Population:
         self.diverged_at = torch.full((len(members),), -1, device=device)
         self.step, self.next_instance, self.end_instance = number(), number(), number()
         self.offsets = torch.arange(config.batch, device=device)
-        self.sums = torch.zeros(
-            len(members), self.objective.sums, dtype=torch.float64, device=device
-        )
+        sizes = len(members), len(self.tally.names)
+        self.sums = torch.zeros(sizes, dtype=torch.float64, device=device)
         self._loss, self._sizes = self._compile(self._loss_of), self._compile(self._sizes_now)
         self._loss_alone = self._compile(self._loss_of_one)
         self._learn = self._compile(self._update)
@@ -139,7 +140,7 @@ class Population:
         return log
 
     def evaluate(self, split: str, instances: int) -> Tensor:
-        """The sums of the objective over the first evaluation instances of a split, `[M, S]`."""
+        """The sums of `tally` over the first evaluation instances of a split, `[M, S]`."""
         evaluate_batch = self._evaluations.get(split, partial(self._evaluate_batch, split))
         self._set_instances(instances, split)
         for _ in range(-(-instances // self.config.batch)):
@@ -208,10 +209,10 @@ class Population:
             gradients.append(self._gradients(model, loss, self.scale[turn : turn + 1]))
         return torch.cat(losses), [torch.cat(each) for each in zip(*gradients, strict=True)]
 
-    def _turns(self, tasks: str, index_B: Tensor) -> Iterator[tuple[Transformer, Any]]:
+    def _turns(self, source: str, index_B: Tensor) -> Iterator[tuple[Transformer, Any]]:
         """Give each member its turn: `alone` has its parameters, the batch is its own."""
         assert self.alone is not None
-        batch = self.objective.task.batch(tasks, index_B)
+        batch = self.task.batch(source, index_B)
         for turn in range(len(self.parameters)):
             self.its_parameters.copy_(self.parameters[turn : turn + 1])
             yield self.alone, _part(batch, turn)
@@ -222,13 +223,13 @@ class Population:
 
     def _loss_of(self, index_B: Tensor, factors: Tensor | None) -> Tensor:
         with self._autocast(HALVES.get(self.config.precision)):
-            batch = self.objective.task.batch("train", index_B)
-            return self.objective.loss(self.model, batch, factors)
+            batch = self.task.batch("train", index_B)
+            return self.task.loss(self.task.outputs(predict(self.model, factors), batch), batch)
 
     def _loss_of_one(self, batch: Any, factors: Tensor | None) -> Tensor:
         assert self.alone is not None
         with self._autocast(HALVES.get(self.config.precision)):
-            return self.objective.loss(self.alone, batch, factors)
+            return self.task.loss(self.task.outputs(predict(self.alone, factors), batch), batch)
 
     def _autocast(self, half: torch.dtype | None) -> AbstractContextManager[Any]:
         # Around a forward alone: in the backward each operation has the precision of its forward.
@@ -274,22 +275,35 @@ class Population:
     # Not compiled: it is a few percent of the work, and each split would take half a minute.
     def _add_sums(self, split: str) -> None:
         index_B = self.next_instance + self.offsets
-        tasks = "train" if split == VALIDATION else split
-        numbers = self.objective.numbers
+        source = self.config.task.splits[split].source
         if self.alone is None:
-            numbers_MBS = numbers(self.model, self.objective.task.batch(tasks, index_B))
+            numbers_MBS = self._tallied(self.model, self.task.batch(source, index_B))
         else:
-            numbers_MBS = torch.cat([numbers(*turn) for turn in self._turns(tasks, index_B)])
+            numbers_MBS = torch.cat([self._tallied(*turn) for turn in self._turns(source, index_B)])
         counted = (index_B < self.end_instance).unsqueeze(-1)
         self.sums.add_(torch.where(counted, numbers_MBS, 0.0).sum(dim=1))
         self.next_instance.add_(self.config.batch)
 
+    def _tallied(self, model: Transformer, batch: Any) -> Tensor:
+        return self.tally(self.task.outputs(predict(model), batch), batch)
+
     def _set_instances(self, count: int, split: str) -> None:
-        validation = split == VALIDATION
-        first = FIRST_VALIDATION_INSTANCE if validation else FIRST_EVALUATION_INSTANCE
+        first = self.config.task.splits[split].first
         self.next_instance.fill_(first)
         self.end_instance.fill_(first + count)
         self.sums.zero_()
+
+
+def predict(model: Transformer, factors: Tensor | None = None) -> Predict:
+    """Return the model as a task sees it: inputs in its precision, outputs of at least float32."""
+
+    def outputs(inputs: Tensor, *, last: int | None = None, at: Tensor | None = None) -> Tensor:
+        if inputs.is_floating_point():
+            inputs = inputs.to(model.norm.weight.dtype)
+        found = model(inputs, last=last, at=at, factors=factors)
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    return outputs
 
 
 @cache

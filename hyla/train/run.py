@@ -1,4 +1,4 @@
-"""A run while it trains: steps, records, evaluations, checkpoints, the summary."""
+"""The training loop of a run: steps, records, evaluations, checkpoints, summary."""
 
 import signal
 import time
@@ -15,42 +15,42 @@ from hyla.files import without_nan
 from hyla.records import SCHEMA
 from hyla.train.checkpoint import Checkpoint
 from hyla.train.clock import Clock
-from hyla.train.config import MAIN_MEASURES, VALIDATION, RunConfig
+from hyla.train.config import RunConfig
 from hyla.train.folder import RunFolder
 from hyla.train.population import Population
 from hyla.train.signals import deferred_signals
 from hyla.train.watch import Progress, Watcher
 
-PLACE = ("step", "member", "split")  # of a record, that its measures follow
+PLACE = ("step", "member", "split")  # fields of an evaluation record that are not measures
 SECONDS_BETWEEN_REPORTS = 0.5
-MOST_PENDING = 8  # records on their way from the device: the host runs no further ahead of it
+MOST_PENDING = 8  # logs in transit from the device; bounds how far the host runs ahead
 
 
 class TimeUp(Exception):  # noqa: N818 (not an error)
-    """A run was told to end by now; it is saved, and the same call goes on with it."""
+    """The deadline of a run has passed; it is saved, and the same call resumes it."""
 
 
 @dataclass(frozen=True)
 class PendingLog:
-    """Records of a step on their way from the devices."""
+    """The log of a step while it is copied from the devices."""
 
     step: int
     rows: list[Tensor]
     arrivals: list[torch.cuda.Event]
 
     def has_arrived(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return all(event.query() for event in self.arrivals)
 
     def wait(self) -> list[list[float]]:
-        """The numbers of `Population.take_log`, of all members."""
+        """Wait for the log; return the rows of `Population.take_log` for all members."""
         for event in self.arrivals:
             event.synchronize()
         return torch.cat(self.rows).tolist()
 
 
 class Run:
-    """A run while it trains: `step` is done, as far as the devices have been asked."""
+    """A run while it trains. `step`: the last one queued on the devices, perhaps still running."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, watcher: Watcher, stop_at: int
@@ -64,11 +64,12 @@ class Run:
         self.losses: list[float | None] = [None] * members
         self.measures: list[float | None] = [None] * members
         self.diverged_at: list[int | None] = [None] * members
-        self.told: set[int] = set()  # the members whose divergence is in the records
-        self.shown_split = "held_out" if "held_out" in config.splits else config.splits[0]
+        self.told: set[int] = set()  # members whose divergence has been recorded
+        headline = config.task.headline
+        self.shown_split = headline if headline in config.splits else config.splits[0]
 
     def train(self, checkpoint_seconds: float, deadline: float | None = None) -> dict[str, Any]:
-        """Trains up to the step where this run is to stop; `TimeUp` after the deadline."""
+        """Train up to `stop_at`; raise `TimeUp` after the deadline."""
         every, saved = self.config.evaluate_every, time.monotonic()
         with deferred_signals() as signals:
             self.go_on()
@@ -82,7 +83,11 @@ class Run:
                 self.show_step()
                 if every and self.step % every == 0 and self.step < self.config.steps:
                     self.pause("evaluating")
-                    splits = [split for split in self.config.splits if split != VALIDATION]
+                    splits = [
+                        name
+                        for name in self.config.splits
+                        if not self.config.task.splits[name].selects
+                    ]
                     self.evaluate(splits, self.config.interim_instances)
                     self.go_on()
                 now = time.monotonic()
@@ -101,7 +106,7 @@ class Run:
         return self.finish()
 
     def request_log(self) -> None:
-        """Asks the devices for the records of this step, without waiting for them."""
+        """Request this step's log from the devices without waiting for it."""
         rows, arrivals = [], []
         for population in self.populations:
             row = population.take_log()
@@ -115,7 +120,7 @@ class Run:
         self.pending.append(PendingLog(self.step, rows, arrivals))
 
     def collect_logs(self, wait: bool = False) -> None:
-        """Writes the records that have arrived; all of them, if it is to wait."""
+        """Write the logs that have arrived; wait: all of them."""
         while self.pending and (
             wait or len(self.pending) > MOST_PENDING or self.pending[0].has_arrived()
         ):
@@ -125,15 +130,15 @@ class Run:
             self.report("training")
 
     def show_step(self) -> None:
-        """Reports a step between two records, where that does not mean to wait for a device."""
+        """Report progress between two records, if that needs no waiting for a device."""
         on_cpu = all(population.device.type == "cpu" for population in self.populations)
         if on_cpu and time.perf_counter() - self.clock.latest > SECONDS_BETWEEN_REPORTS:
             self.clock.now_at(self.step)
             self.report("training")
 
     def record(self, step: int, rows: list[list[float]]) -> None:
-        """Writes loss and norms of each member, or once that it has diverged."""
-        steps = (step - 1) % self.config.log_every + 1  # that the sum of the losses is over
+        """Write loss and norms of each member or, once, that it has diverged."""
+        steps = (step - 1) % self.config.log_every + 1  # number of steps in the sum of losses
         records: list[dict[str, Any]] = []
         for member, (loss_sum, gradient_norm, parameter_norm, diverged_at, scale) in enumerate(
             rows
@@ -152,41 +157,41 @@ class Run:
         self.write(records)
 
     def mark(self, member: int, step: int) -> None:
-        """Notes that a member has diverged."""
+        """Mark a member as diverged."""
         self.diverged_at[member] = step
         self.losses[member] = self.measures[member] = None
 
     def evaluate(self, splits: Sequence[str], instances: int) -> list[dict[str, Any]]:
-        """Writes and returns the measures on splits of every member that has not diverged."""
+        """Write and return the measures on splits for every member that has not diverged."""
         records: list[dict[str, Any]] = []
-        objective = self.populations[0].objective
+        tally = self.populations[0].tally
         for split in splits:
-            # All devices compute before the first of them is waited for.
+            # Start all devices before waiting for the first.
             found = [population.evaluate(split, instances) for population in self.populations]
             for member, sums in enumerate(row for part in found for row in part.tolist()):
                 if self.diverged_at[member] is not None:
                     continue
-                measures = without_nan(objective.measures(sums, instances))
+                measures = without_nan(tally.measures(sums))
                 where = {"step": self.step, "member": member, "split": split}
                 records.append(where | {"instances": instances} | measures)
                 if split == self.shown_split:
-                    self.measures[member] = measures[MAIN_MEASURES[self.config.task_name]]
+                    self.measures[member] = measures[self.config.task.main_measure]
         self.write(records)
         return records
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Adds records to the folder and shows them to the watchers."""
+        """Append records to the folder and pass them to the watchers."""
         self.folder.append_metrics(records)
         self.watcher.metrics(records)
 
     def pause(self, doing: str) -> None:
-        """Waits until the devices have done all that they were asked to, and stops the clock."""
+        """Wait until the devices are idle, then stop the clock."""
         self.collect_logs(wait=True)
         for population in self.populations:
             if population.device.type == "cuda":
                 torch.cuda.synchronize(population.device)
         self.clock.stop(self.step)
-        # The records tell of it at their next step; an evaluation must know it now.
+        # Evaluation must know of divergence before the next log reports it.
         steps = [step for p in self.populations for step in p.diverged_at.tolist()]
         for member, step in enumerate(steps):
             if step >= 0:
@@ -194,12 +199,12 @@ class Run:
         self.report(doing)
 
     def go_on(self) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self.clock.start(self.step)
         self.report("training")
 
     def save(self) -> None:
-        """Writes a checkpoint of this step, unless there is one."""
+        """Write a checkpoint of this step, unless it exists."""
         self.pause("saving")
         if self.step == self.saved_step:
             return
@@ -216,7 +221,7 @@ class Run:
         self.folder.log({"event": "saved", "step": self.step} | rate)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.step = self.saved_step = checkpoint.step
         start = 0
         for population in self.populations:
@@ -230,19 +235,19 @@ class Run:
         self.told = set(checkpoint.metadata["told"])
 
     def end(self, number: int | None) -> None:
-        """Ends on a signal, as the process would have without `deferred_signals`; or on time."""
+        """Raise what the signal would have raised without `deferred_signals`, or `TimeUp`."""
         self.folder.log({"event": "interrupted", "step": self.step})
         self.watcher.say(
-            f"saved at step {self.step} of {self.config.steps}: the same command goes on from there"
+            f"saved at step {self.step} of {self.config.steps}: the same command resumes from there"
         )
         if number is None:
             raise TimeUp(f"time is up at step {self.step} of {self.config.steps}")
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates, and writes the summary.
+        """Evaluate and write the summary.
 
-        The measures come after the checkpoint, so that going on from it takes them back.
+        These records follow the last checkpoint, so that resuming from it discards them.
         """
         self.report("evaluating")
         count = f"{self.config.evaluation_instances:,} instances of each split"
@@ -250,10 +255,10 @@ class Run:
         self.complete_losses()
         records = self.evaluate(self.config.splits, self.config.evaluation_instances)
         for record in records:
-            if record["loss"] is None:  # the last update has ruined the member
+            if record["loss"] is None:  # the member diverged in its last update
                 self.mark(record["member"], self.step)
         state = "finished" if self.step == self.config.steps else "stopped"
-        recorded = len(self.told) == len(self.losses)  # else going on must still do that
+        recorded = len(self.told) == len(self.losses)  # else the resumed run must record it
         if None not in self.diverged_at and (recorded or state == "finished"):
             state = "diverged"
         members = []
@@ -281,7 +286,7 @@ class Run:
         return summary
 
     def complete_losses(self) -> None:
-        """Takes the mean loss since the last record, where a run stops between two of them."""
+        """Set losses to their mean since the last record, if the run stops between two records."""
         steps = self.step % self.config.log_every
         if steps and self.step < self.config.steps:
             sums = [loss_sum for p in self.populations for loss_sum in p.loss_sum.tolist()]
@@ -291,16 +296,16 @@ class Run:
 
     @property
     def instances_per_second(self) -> float:
-        """Of all members together, evaluation excluded, in this process."""
+        """Training speed of this process, over all members and without evaluation."""
         return self.clock.steps_per_second * self.instances_per_step
 
     @property
     def instances_per_step(self) -> int:
-        """Of all members together."""
+        """Training instances of one step, over all members."""
         return self.config.batch * len(self.config.members)
 
     def report(self, doing: str) -> None:
-        """Tells the watchers where the run stands."""
+        """Send the current progress to the watchers."""
         step, rate = (
             self.clock.step if doing == "training" else self.step,
             self.clock.steps_per_second,
@@ -314,7 +319,7 @@ class Run:
                 seconds_left=(self.stop_at - step) / rate if rate else None,
                 losses=tuple(self.losses),
                 measures=tuple(self.measures),
-                measure=f"{self.shown_split} {MAIN_MEASURES[self.config.task_name]}",
+                measure=f"{self.shown_split} {self.config.task.main_measure}",
                 doing=doing,
             )
         )

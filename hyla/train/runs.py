@@ -1,4 +1,4 @@
-"""Run folders as found: what is in them, and how far they have come."""
+"""Find and inspect run folders."""
 
 import hashlib
 import json
@@ -14,20 +14,20 @@ from hyla.train import checkpoint
 from hyla.train.config import RunConfig
 
 CONFIG, METRICS, LOG, SUMMARY = "config.json", "metrics.jsonl", "log.jsonl", "summary.json"
-METRICS_BYTES = "metrics_bytes"  # in the metadata of a checkpoint: how long metrics.jsonl was
+METRICS_BYTES = "metrics_bytes"  # checkpoint metadata: the length of metrics.jsonl
 LONGEST_RECORD = 1 << 16
 CHECKPOINTS, LOCK = "checkpoints", "lock"
-ENDED = ("finished", "stopped", "diverged")  # what a summary may say
+ENDED = ("finished", "stopped", "diverged")  # states in a summary
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run folder at a glance.
+    """Summary of a run folder.
 
     state: "running", "finished", "stopped" (early, with a summary), "diverged" (all members),
         "interrupted" (without a summary), "new" (no checkpoint yet) or "damaged".
-    step: of the newest checkpoint, by its name, or of the last record while it runs.
-    problem: why it is damaged.
+    step: that of the newest checkpoint's name, or of the last record while the run is running.
+    problem: why the folder is damaged.
     """
 
     path: Path
@@ -42,14 +42,14 @@ class RunState:
 
 
 def folder_name(config: RunConfig) -> str:
-    """A name of its own for every configuration, so that the same command finds the same folder."""
+    """Return a name unique to a configuration, so that the same command finds the same folder."""
     text = json.dumps(config.to_dict(), sort_keys=True, separators=(",", ":"))
     digits = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{config.task_name}-{config.model.kind}-{digits}"
 
 
 def list_runs(root: Path) -> list[RunState]:
-    """The run folders in a folder and those inside it, by path; links are not followed.
+    """List the run folders at or below a folder, by path; symbolic links are not followed.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def list_runs(root: Path) -> list[RunState]:
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """The paths of run folders in a folder and those inside it."""
+    """Yield the paths of the run folders at or below a folder."""
     for place, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
         if _is_run(Path(place)):
@@ -79,7 +79,7 @@ def _is_run(path: Path) -> bool:
 
 
 def read_state(path: Path) -> RunState:
-    """The state of one run folder, without reading its checkpoints."""
+    """Read the state of a run folder, without reading its checkpoints."""
     try:
         config, _ = read_config(path)
         step = max(map(checkpoint.step_of, checkpoint.paths(path / CHECKPOINTS)), default=None)
@@ -104,7 +104,7 @@ def read_state(path: Path) -> RunState:
 
 
 def _progress(path: Path, begun: bool) -> tuple[str, str, dict[str, Any] | None]:
-    """State, problem and summary."""
+    """Return state, problem and summary."""
     running, summary, problem = is_locked(path / LOCK), None, ""
     try:
         summary = read_object(path / SUMMARY)
@@ -124,7 +124,7 @@ def _progress(path: Path, begun: bool) -> tuple[str, str, dict[str, Any] | None]
 
 
 def _last_recorded_step(path: Path) -> int:
-    """The step of the last whole line of metrics; 0 if there is none."""
+    """Return the step of the last complete line of metrics; 0 without one."""
     with path.open("rb") as handle:
         handle.seek(max(0, handle.seek(0, os.SEEK_END) - LONGEST_RECORD))
         lines = handle.read().split(b"\n")[:-1]
@@ -135,7 +135,7 @@ def _last_recorded_step(path: Path) -> int:
 
 
 def read_id(path: Path) -> str:
-    """Return the random id of a run, which tells it from repetitions of its configuration."""
+    """Return the random id of a run, which distinguishes runs with the same configuration."""
     found = read_object(path / CONFIG).get("id")
     if not isinstance(found, str) or not found:
         raise bad_value(f"{path / CONFIG}: id", repr(found), "the id of a run")
@@ -143,7 +143,7 @@ def read_id(path: Path) -> str:
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and the environment in a run folder; ValueError if they are damaged."""
+    """Read configuration and environment of a run folder; ValueError if they are damaged."""
     values = read_object(path / CONFIG)
     config, environment = values.get("config"), values.get("environment")
     if not isinstance(config, dict) or not isinstance(environment, dict):

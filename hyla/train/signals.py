@@ -1,4 +1,4 @@
-"""Requests to end, kept until it is safe to obey them."""
+"""Defer termination signals until it is safe to handle them."""
 
 import signal
 import threading
@@ -9,9 +9,9 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals() -> Iterator[list[int]]:
-    """Collects requests to end instead of obeying them; a second Ctrl-C is obeyed at once.
+    """Collect SIGINT, SIGTERM and SIGHUP in a list; a second Ctrl-C interrupts at once.
 
-    What the process was started to ignore, as by `nohup`, stays ignored.
+    Signals ignored at start, as under `nohup`, stay ignored.
     """
     received: list[int] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 from hyla.errors import bad_value
 from hyla.files import read_object
 from hyla.records import check_schema, decode, read_records
+from hyla.tasks.base import TaskConfig
 from hyla.train.config import RunConfig
 from hyla.train.runs import METRICS, SUMMARY, folders, read_config, read_id, read_state
 from hyla.train.training import Training, digest
@@ -211,13 +212,14 @@ def read_run(path: Path) -> list[Trained]:
     return found
 
 
-def with_curves(one: Trained, measure: str) -> Trained:
-    """Turn a local training into a published one, with its curves."""
+def with_curves(one: Trained, task: type[TaskConfig]) -> Trained:
+    """Turn a local training into a published one, with the curve of its main measure."""
     assert one.path is not None
     lines = (one.path / METRICS).read_text().splitlines()
     records = [r for r in map(json.loads, lines) if r["member"] == one.member]
     loss = {r["step"]: r["loss"] for r in records if "split" not in r and "loss" in r}
-    held_out = {r["step"]: r[measure] for r in records if r.get("split") == "held_out"}
+    name = task.measures[0].name
+    held_out = {r["step"]: r[name] for r in records if r.get("split") == task.headline}
     curves = {
         "step": tuple(float(step) for step in held_out),
         "held_out": tuple(held_out.values()),

@@ -14,27 +14,13 @@ from typing import Any, Self
 
 from hyla.attention.variants import BUILT_IN_KINDS, find_kind
 from hyla.model import ModelConfig
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
-from hyla.tasks.sraven import SravenConfig
-from hyla.train.config import TASKS, Member, RunConfig
+from hyla.tasks.base import TaskConfig
+from hyla.train.config import Member, RunConfig
 
 ALWAYS = object()  # part of every key
 # To add a field, add the value that earlier trainings had. Never change an existing line.
+# The settings of a task are in its `introduced`.
 INTRODUCED: dict[str, Any] = {
-    "task": ALWAYS,
-    "fuzzy_logic.variables": 4,
-    "fuzzy_logic.terms": 2,
-    "fuzzy_logic.examples": 32,
-    "fuzzy_logic.held_out": 0.7,
-    "fuzzy_logic.unknown": 0.25,
-    "fuzzy_logic.split_seed": -1,
-    "fuzzy_logic.published_splits": False,
-    "sraven.features": 4,
-    "sraven.values": 8,
-    "sraven.held_out": 0.25,
-    "sraven.permute": True,
-    "sraven.split_seed": -1,
-    "sraven.published_splits": False,
     "model.input_size": ALWAYS,
     "model.output_size": ALWAYS,
     "model.inputs": "continuous",
@@ -73,19 +59,21 @@ def digest(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def describe(values: Mapping[str, Any]) -> dict[str, Any]:
+def describe(
+    values: Mapping[str, Any], introduced: Mapping[str, Any] = INTRODUCED
+) -> dict[str, Any]:
     """Keep the fields that differ from their introduction values."""
     for name in values:
-        if name not in INTRODUCED:
+        if name not in introduced:
             raise LookupError(
                 f"{name}: unknown field. Add it to INTRODUCED in hyla/train/training.py with the "
                 "value that earlier trainings had."
             )
     found = {
-        name: float(value) if isinstance(INTRODUCED[name], float) else value
+        name: float(value) if isinstance(introduced[name], float) else value
         for name, value in values.items()
     }
-    return {name: value for name, value in found.items() if value != INTRODUCED[name]}
+    return {name: value for name, value in found.items() if value != introduced[name]}
 
 
 @dataclass(frozen=True)
@@ -94,14 +82,14 @@ class Training:
 
     Logging and evaluation intervals, device and kernels are not part of it.
 
-    >>> from hyla.train.config import sraven_run
-    >>> run = sraven_run((Member(seed=0), Member(seed=1)))
+    >>> from hyla.train.config import task_run
+    >>> run = task_run("sraven", (Member(seed=0), Member(seed=1)))
     >>> one, other = (Training.of(run, member) for member in run.members)
     >>> one.key == other.key
     False
     """
 
-    task: FuzzyLogicConfig | SravenConfig
+    task: TaskConfig
     model: ModelConfig
     member: Member
     steps: int
@@ -127,9 +115,8 @@ class Training:
         member = asdict(self.member)
         member |= {name: float(member[name]) for name in ("learning_rate", "weight_decay")}
         rest = ("steps", "batch", "precision", "decay_head_biases", "schedule")
-        return describe(
-            describe_task(self.task)
-            | {f"model.{name}": value for name, value in model.items()}
+        return describe_task(self.task) | describe(
+            {f"model.{name}": value for name, value in model.items()}
             | {name: getattr(self, name) for name in rest}
             | {"splits": sorted(self.splits), "evaluation_instances": self.evaluation_instances}
             | member
@@ -141,11 +128,13 @@ class Training:
         return digest(self.description)
 
 
-def describe_task(task: FuzzyLogicConfig | SravenConfig) -> dict[str, Any]:
+def describe_task(task: TaskConfig) -> dict[str, Any]:
     """Describe a task, as part of a description."""
-    name = next(name for name, kind in TASKS.items() if isinstance(task, kind))
-    values = describe({f"{name}.{field}": value for field, value in asdict(task).items()})
-    return {"task": name} | values
+    introduced = {name: task.introduced.get(name, ALWAYS) for name in asdict(task)}
+    values = describe(asdict(task), introduced)
+    return {"task": task.task_name} | {
+        f"{task.task_name}.{name}": value for name, value in values.items()
+    }
 
 
 def _identity(kind: str) -> Any:

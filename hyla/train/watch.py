@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it: a terminal, TensorBoard, Weights & Biases."""
+"""Callbacks of a run, for a terminal, TensorBoard or Weights & Biases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
-    step: done so far. stop_at: where this process will stop. steps: of the whole schedule.
-    instances_per_second: over all members; 0.0 until it is known.
-    losses: training loss of each member; None if it has diverged or is not known yet.
+    step: steps done. stop_at: where this process will stop. steps: length of the schedule.
+    instances_per_second: over all members; 0.0 until known.
+    losses: training loss of each member; None if diverged or not yet known.
     measures: held-out measure of each member at the last evaluation; None before the first.
     measure: its name, such as `held_out accuracy` or `held_out r2`.
     doing: `preparing`, `training`, `evaluating` or `saving`.
@@ -29,16 +29,16 @@ class Progress:
 
 
 class Watcher:
-    """Told of everything that happens in a run; this one does nothing with it."""
+    """Callback interface; every method is a no-op by default."""
 
     def say(self, text: str) -> None:
-        """Something worth telling: where it resumed, that a member diverged."""
+        """Receive a message, such as where the run resumed or that a member diverged."""
 
     def metrics(self, records: Sequence[dict[str, Any]]) -> None:
-        """Records as they are written to `metrics.jsonl`."""
+        """Receive records as they are written to `metrics.jsonl`."""
 
     def progress(self, progress: Progress) -> None:
-        """Called at each record of the training loss, and before each phase."""
+        """Receive the progress at each record of the training loss and before each phase."""
 
     def close(self) -> None:
-        """The run has ended, one way or another."""
+        """Clean up; called when the run ends, even with an error."""

@@ -1,17 +1,18 @@
 // Fused attention on a CPU: output and gradients of every kind, for sequences of any length.
 //
-// A thread computes one sequence (or, where there are few, some queries of it) at a time. Lanes of
-// a vector are queries: q and g are transposed to [component][lane], keys and values are broadcast,
-// KB keys at a time. Only gradients of keys and values are sums over lanes, by a transposing fold.
-// Nothing of size queries x keys x heads x sequences is in memory: the backward computes scores
-// again. Numbers are float32 here; inputs and results may be bfloat16 or float16.
+// A thread computes one sequence at a time (or some of its queries, if there are few sequences). The
+// lanes of a vector are queries: q and g are transposed to [component][lane], keys and values are
+// broadcast, KB keys at a time. Only gradients of keys and values need sums over lanes, by a transposing
+// fold. Nothing of size queries x keys x heads x sequences is stored: the backward recomputes scores.
+// Arithmetic is float32; inputs and results may be bfloat16 or float16.
 //
-// Without RMSHead, heads of a linear value network are independent: `separate_*` takes one head and
-// all keys at a time. Else a pair needs all its heads: `crossed_*` takes them, KB keys at a time. A
-// code is then s * rf: s the score (of a softmax its code), rf RMSHead's r times the given factor.
+// Without RMSHead, the heads of a linear value network are independent: `separate_*` processes one head
+// and all keys at a time. Otherwise a pair needs all its heads: `crossed_*` processes all heads and KB
+// keys at a time. Its codes are s * rf: s the score (or softmax weight), rf RMSHead's r times the factor.
 //
-// Shapes: N sequences, Q queries, K keys, H heads, D and V head sizes, M sets; C = H D, E = H V.
-// Plain C ABI. Functions return 0, or 1 if there is no memory.
+// Shapes: N sequences, Q queries, K keys, H heads, D and V head sizes, M sets (of bias, factors and deep
+// matrices, each shared by N / M sequences); C = H D, E = H V.
+// Plain C ABI. Functions return 0, or 1 if memory cannot be allocated.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -34,7 +35,7 @@ extern "C" struct Call {  // as in cpu.py
     void* out;                           // [N, Q, H, V]
     const void* grad;                    // as out
     void *dq, *dk, *dv;                  // contiguous
-    float *dbias, *ddeep;                // as bias and deep; null if not wanted
+    float *dbias, *ddeep;                // as bias and deep; null if not needed
 };
 
 namespace {
@@ -45,7 +46,7 @@ constexpr int L = 8;
 #else
 constexpr int L = 4;
 #endif
-constexpr int DC = 4, KB = L / DC;  // components and keys at a time: together one vector of sums
+constexpr int DC = 4, KB = L / DC;  // components and keys at a time; their sums fill one vector
 constexpr int MOST_DEEP = 16, MOST_VECTORS = 8;
 enum { NONE, RMS, SOFTMAX }; enum { LINEAR, MLP, DEEP };
 
@@ -60,7 +61,7 @@ typedef _Float16 vhf __attribute__((vector_size(2 * L), aligned(2), may_alias));
 INLINE vf ld(const float* p) { return *(const vf*)p; }
 INLINE void st(float* p, vf x) { *(vf*)p = x; }
 INLINE vf all(float x) { return x - vf{}; }
-INLINE vf positive(vf x) { return x < 0.0f ? vf{} : x; }  // keeps NaN
+INLINE vf positive(vf x) { return x < 0.0f ? vf{} : x; }  // propagates NaN
 
 struct bf16 { uint16_t bits; };
 INLINE vf read(const float* p) { return *(const vfu*)p; }
@@ -72,7 +73,7 @@ INLINE void write(bf16* p, vf x) {
     *(vh*)p = __builtin_convertvector(x == x ? r : (vu{} + 0x7fc0), vh);
 }
 INLINE void write(_Float16* p, vf x) { *(vhf*)p = __builtin_convertvector(x, vhf); }
-template <class T> INLINE vf read(const T* p, i64 n) {  // the first n numbers, then 0
+template <class T> INLINE vf read(const T* p, i64 n) {  // the first n numbers, padded with 0
     if (n >= L) return read(p);
     T part[L] = {};
     EACH(i, n) part[i] = p[i];
@@ -85,7 +86,7 @@ template <class T> INLINE void write(T* p, vf x, i64 n) {
     EACH(i, n) p[i] = part[i];
 }
 
-// Exchange of lanes between two rows; with all distances 1, 2, 4, ... a transpose.
+// Exchanges lanes between two rows; applied with distances 1, 2, 4, ... this is a transpose.
 using Lanes = std::make_index_sequence<L>;
 template <int M, int UP, size_t... J> INLINE vf mix(vf a, vf b, std::index_sequence<J...>) {
     return __builtin_shufflevector(a, b, (J & M ? L + J - M + UP : J + UP)...);
@@ -113,7 +114,7 @@ template <int M = 1> INLINE vf sums(vf* x) {  // lane j: the sum of the lanes of
 INLINE float sum(vf x) { float t = 0.0f; EACH(i, L) t += x[i]; return t; }
 INLINE vf inverse_root(vf x) { EACH(i, L) x[i] = 1.0f / __builtin_sqrtf(x[i]); return x; }
 INLINE vf inverted(vf total) { return total == 0.0f ? vf{} : 1.0f / total; }
-INLINE vf exponential(vf x) {  // of at most 88; NaN stays NaN; relative error about 1e-7
+INLINE vf exponential(vf x) {  // for x up to 88; propagates NaN; relative error about 1e-7
     vf y = x < -87.0f ? all(-87.0f) : x;
     vf n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
     vf f = y - n * 0.693359375f;
@@ -126,8 +127,8 @@ INLINE vf exponential(vf x) {  // of at most 88; NaN stays NaN; relative error a
     return x < -87.0f ? vf{} : p;
 }
 
-// Tokens (at most L of them) of `count` numbers to vectors: number c of each token to to(c), for
-// all c below `wanted`. What is past the end is 0.
+// Transposes at most L tokens of `count` numbers into vectors: number c of each token goes to to(c), for
+// all c below `wanted`. Missing numbers are 0.
 template <class T, class F>
 void columns(const T* x, i64 stride, i64 tokens, i64 count, i64 wanted, float scale,
              F to) {
@@ -138,7 +139,7 @@ void columns(const T* x, i64 stride, i64 tokens, i64 count, i64 wanted, float sc
         EACH(i, L) if (c0 + i < wanted) st(to(c0 + i), r[i]);
     }
 }
-// The reverse: vectors at from(c) to tokens.
+// The reverse: transposes vectors at from(c) into tokens.
 template <class T, class F>
 void tokens(F from, float scale, i64 count, i64 tokens, T* x, i64 stride, bool add) {
     for (i64 c0 = 0; c0 < count; c0 += L) {
@@ -160,12 +161,12 @@ Memory memory(i64 count) {
 }
 i64 whole(i64 n, i64 of) { return (n + of - 1) / of * of; }
 
-// What all threads share.
+// State shared by all threads.
 struct Problem : Call {
-    i64 C, E, Cp, Ep, Qp, Kp;  // numbers of a token; numbers, queries and keys in whole vectors
-    i64 W, tiles, parts;       // vectors of a tile, tiles of a sequence, parts that share them
+    i64 C, E, Cp, Ep, Qp, Kp;  // numbers per token; ...p: padded to whole vectors (keys: to KB)
+    i64 W, tiles, parts;       // vectors per tile, tiles per sequence, parts that tiles are split into
     bool crossed, holes = false;   // holes: some bias is -inf
-    i64 head_step, block_step, set_step;  // of biases: by head, by KB keys, by set
+    i64 head_step, block_step, set_step;  // strides of biases: by head, by KB keys, by set
     Memory biases, multipliers;
     Problem(const Call& call, bool backward) : Call(call) {
         C = H * D, E = H * V;
@@ -177,15 +178,15 @@ struct Problem : Call {
         i64 vectors = Qp / L, groups = whole(vectors, MOST_VECTORS) / MOST_VECTORS;
         W = backward ? whole(vectors, groups) / groups : 1;
         tiles = whole(vectors, W) / W;
-        // Sums of gradients of keys must not depend on the number of threads.
+        // Not a function of `threads`, so that sums of key gradients do not depend on it.
         parts = std::min(tiles, whole(64, N) / N);
     }
-    // Runs f(thread, begin, end) over parts of 0 .. n - 1; returns whether some f returned false.
+    // Runs f(thread, begin, end) over parts of 0 .. n - 1; returns whether any f returned false.
     template <class F> bool parallel(i64 n, F f) const {
         int failed = 0, count = (int)std::max<i64>(1, std::min(threads, n));
 #pragma omp parallel num_threads(count) reduction(| : failed)
         {
-            // There may be fewer threads than asked for.
+            // OpenMP may provide fewer threads than requested.
             for (i64 id = omp_get_thread_num(); id < count; id += omp_get_num_threads())
                 failed |= !f(id, n * id / count, n * (id + 1) / count);
         }
@@ -224,22 +225,22 @@ struct Problem : Call {
         else { constexpr int N = 1; call; c0 += 1; } \
     }
 
-// What a thread has, and how it computes. DT: the head sizes D = V, or 0 for any.
+// The buffers and functions of one thread. DT: the head sizes D = V, or 0 for any.
 struct Work {
     const Problem& p;
     Memory own;
     i64 n = 0, keys = 0;  // the sequence, its keys
     const float *bias = nullptr, *factor = nullptr, *deep = nullptr;  // of its sets
     float *dbias = nullptr, *ddeep = nullptr;
-    // [vector][component][lane]: Q, G, DQ, O; rows [key][head][component]: K, V, DK (then DV). Of
-    // each pair (`wide` lanes): S, A = dcode, Z = dz rf, R = rf and what RMSHead subtracts. Of each
-    // query and head: highest score, inverse of the sum of exponentials, mean gradient of codes.
+    // [vector][component][lane]: Q, G, DQ, O. Rows [key][head][component]: K, V, DK (then DV). Per
+    // pair (`wide` lanes): S, A = dcode, Z = dz rf, R = rf and what RMSHead subtracts. Per query and
+    // head: highest score, inverse of the sum of exponentials, mean gradient of codes.
     float *Q, *G, *DQ, *O, *K, *V, *DK, *S, *A, *Z, *R, *most, *inverse, *mean;
     i64 wide;
     Work(const Problem& problem, bool backward) : p(problem), wide(problem.W * L) {
         i64 pairs = p.crossed ? p.H * KB : p.Kp;
         if (p.normaliser == SOFTMAX) pairs = std::max(pairs, p.Kp);
-        EACH(pass, 2) {  // counts, then gives parts of one piece of memory
+        EACH(pass, 2) {  // first counts, then divides one allocation
             i64 used = 0;
             auto take = [&](i64 count) {
                 used += whole(count, 16);
@@ -255,7 +256,7 @@ struct Work {
             if (pass == 0 && !(own = memory(used))) return;
         }
     }
-    template <class F> void typed(F f) const {  // with a number of the type of the tensors
+    template <class F> void typed(F f) const {  // calls f with a number of the tensors' type
         if (p.type == 0) f(float{});
         else if (p.type == 1) f(bf16{});
         else f(_Float16{});
@@ -280,13 +281,13 @@ struct Work {
         rows(p.k, p.k_sequence, p.k_token, p.C, false, K);
         rows(p.v, p.v_sequence, p.v_token, p.E, p.relu && p.network == LINEAR, V);
     }
-    // Keys that queries before `end` may see, in whole blocks.
+    // The number of keys that queries before `end` may see, rounded up to whole blocks.
     i64 seen(i64 end) const { return whole(p.causal ? std::min(keys, end + p.K - p.Q) : keys, KB); }
-    // Whether some pair of queries from q0 and KB keys from k0 may be masked.
+    // Whether any pair of queries from q0 and KB keys from k0 may be masked.
     bool cut(i64 q0, i64 k0) const {
         return p.holes || k0 + KB > keys || (p.causal && k0 + KB - 1 > q0 + p.K - p.Q);
     }
-    // The bias; with `masks`, -inf if a pair is masked.
+    // The bias, or 0; with `masks`, -inf for masked pairs.
     INLINE vf start(i64 h, i64 k0, int j, i64 q0, bool masks) const {
         if (masks && k0 + j >= keys) return all(-INFINITY);
         vf b = vf{};
@@ -299,7 +300,7 @@ struct Work {
     INLINE vf factor_of(i64 k, i64 q0) const {
         return factor ? ld(factor + k * p.Qp + q0) : all(1.0f);
     }
-    // Adds products of vectors of one head with KB rows.
+    // Adds dot products of one head's vectors with KB rows.
     INLINE void products(const float* x, const float* rows, i64 size, i64 step, vf* acc) const {
 #pragma GCC unroll 4
         EACH(d, size) EACH(j, KB) acc[j] += ld(x + d * L) * rows[j * step + d];
@@ -314,7 +315,7 @@ struct Work {
         EACH(j, masks ? KB : 0)
             acc[j] = start(h, k0, j, q0, true) == -INFINITY ? all(hidden) : acc[j];
     }
-    // Scores with all keys to S, in steps of `wide`; of a softmax returns the highest.
+    // Writes scores with all keys to `to`, with stride `wide`; for softmax returns the highest.
     template <int DT, int NORM>
     INLINE vf head_scores(const float* Qv, i64 q0, i64 h, i64 limit, float* to) const {
         vf highest = all(-INFINITY);
@@ -328,7 +329,7 @@ struct Work {
         }
         return highest == -INFINITY ? vf{} : highest;
     }
-    // Exponentials of scores in place; returns their sum.
+    // Replaces scores by their exponentials; returns the sum.
     INLINE vf exponentials(float* s, i64 limit, vf highest) const {
         vf total = vf{};
         EACH(k, limit) {
@@ -338,7 +339,7 @@ struct Work {
         }
         return total;
     }
-    // Adds the values of keys from k0, times codes, to O, which is scaled then.
+    // Adds codes times the values of keys from k0 to O, then scales O.
     template <int DT, int N>
     INLINE void add_values(const float* codes, i64 k0, i64 count, i64 h, i64 v0, vf scale) {
         const i64 at = h * (DT ? DT : p.V) + v0;
@@ -357,7 +358,7 @@ struct Work {
             CHUNKS(DT ? DT : p.V, v0, (add_values<DT, N>(S, 0, limit, h, v0, scale)))
         }
     }
-    // Codes of KB keys and all heads to S; `r` of RMSHead and `rf`.
+    // Writes the codes of KB keys and all heads, without rf, to `to`; returns `r` of RMSHead and `rf`.
     template <int DT, int NORM>
     INLINE void codes(const float* Qv, i64 q0, i64 lane, i64 k0, float* to, vf* r, vf* rf) const {
         vf squares[KB];
@@ -377,7 +378,7 @@ struct Work {
             rf[j] = factor ? r[j] * factor_of(k0 + j, q0) : r[j];
         }
     }
-    // Highest score and sum of exponentials, of each head.
+    // Highest score and inverse sum of exponentials of each head.
     template <int DT> void softmax_sums(const float* Qv, i64 q0, i64 lane, i64 limit) {
         EACH(h, p.H) {
             vf highest = head_scores<DT, SOFTMAX>(Qv, q0, h, limit, S);
@@ -409,7 +410,7 @@ struct Work {
             EACH(d, N) st(o + d * L, acc[d]);
         }
     }
-    // Both hidden layers of key j: phi(z) and phi(y).
+    // Both hidden layers of key k: phi(z) and phi(y).
     void deep_layers(const float* codes, i64 k, vf rf, vf* z, vf* y) const {
         EACH(i, p.V) z[i] = y[i] = vf{};
         EACH(h, p.H) {
@@ -453,7 +454,7 @@ struct Work {
                 }
         }
     }
-    // Queries of the sequence to vectors, and vectors to results.
+    // Transpose the sequence's queries into vectors, and vectors into results.
     void load(const void* x, i64 first, i64 token, i64 q0, i64 count, double scale, float* to) {
         typed([&](auto t) {
             columns((const decltype(t)*)x + first + q0 * token, token, p.Q - q0, count,
@@ -476,8 +477,8 @@ struct Work {
             store(O, q0, p.E, 1.0, p.out);
         }
     }
-    // Gradients of codes to A, for the queries at `lane` of the tile and KB keys; Z besides. Adds
-    // to `along` the sums over heads of code and gradient.
+    // Writes gradients of codes to A and dz rf to Z, for queries at `lane` of the tile and KB keys.
+    // Adds the sums over heads of s * A to `along`.
     template <int DT, int N>
     INLINE void mlp_backward(const float* Gv, i64 lane, i64 k0, i64 v0, const vf* rf, vf* along) {
         const i64 size = DT ? DT : p.V;
@@ -567,8 +568,8 @@ struct Work {
                 }
             }
     }
-    // The gradient of scores from A (left there) and, of a linear value network, the whole code to
-    // S. s, da: of this head and KB keys.
+    // Replaces A by the gradient of scores and, for a linear value network, S by the complete code.
+    // s, da: for this head and KB keys.
     template <int NORM>
     INLINE void score_gradients(i64 q0, i64 lane, i64 k0, i64 h, float* s, float* da, vf* ds) {
         const bool masks = cut(q0, k0), linear = p.network == LINEAR;
@@ -637,7 +638,7 @@ struct Work {
         }
         add_rows(sums(dv), N, p.E, DK + p.Kp * p.C + k0 * p.E + h * size + v0);
     }
-    // Gradients of keys, values and queries from those of codes, of one head.
+    // Gradients of keys, values and queries of one head, from those of codes.
     template <int DT, int NORM, bool HIDDEN>
     INLINE void head_gradients(i64 q0, i64 width, i64 k0, i64 h, float* s, float* da) {
         CHUNKS(DT ? DT : p.D, d0, (key_gradients<DT, NORM, N>(q0, width, k0, h, d0, s, da)))
@@ -670,7 +671,7 @@ struct Work {
     template <int DT, int NORM> void crossed_backward(i64 q0, i64 width, i64 limit) {
         vf r[KB], rf[KB], along[KB];
         if (NORM == SOFTMAX) {
-            // A mean over all keys, which a first pass over them has to find.
+            // The mean over all keys needs a first pass over them.
             std::fill_n(mean, p.H * wide, 0.0f);
             for (i64 lane = 0; lane < width; lane += L) {
                 softmax_sums<DT>(Q + lane * p.Cp, q0 + lane, lane, limit);
@@ -719,7 +720,7 @@ struct Work {
         float* dv = DK + p.Kp * p.C;
         if (p.relu && p.network == LINEAR) EACH(i, keys * p.E) dv[i] = V[i] <= 0.0f ? 0.0f : dv[i];
     }
-    // Writes the gradients of keys and values, the sums of all parts.
+    // Writes the gradients of keys and values, summed over parts.
     void finish(i64 sequence, const float* sums, i64 step) const {
         typed([&](auto any) {
             auto run = [&](const float* from, i64 size, void* to) {
@@ -762,12 +763,12 @@ extern "C" int hyla_attention_forward(const Call* call) {
 
 extern "C" int hyla_attention_backward(const Call* call) {
     Problem p(*call, true);
-    const i64 share = p.N / p.M * p.parts, part_size = p.Kp * (p.C + p.E);  // share: items of a set
+    const i64 share = p.N / p.M * p.parts, part_size = p.Kp * (p.C + p.E);  // share: items per set
     const i64 bias_size = p.dbias ? p.set_step : 0, deep_size = p.ddeep ? p.E * p.V * L : 0;
     Memory partial, sums = memory(std::max<i64>(1, p.threads) * (bias_size + deep_size));
     if (p.parts > 1) partial = memory(p.N * p.parts * part_size);
     if (!sums || (p.parts > 1 && !partial) || !p.transpose_pairs()) return 1;
-    // Gradients of head h of a set, from the sums of threads in this order.
+    // Gradients of head h of a set: adds the sums of threads in order.
     auto finish = [&](i64 set, i64 h, i64 first, i64 last) {
         for (i64 t = first; t < last; t++) {
             float* from = sums.get() + t * (bias_size + deep_size);
@@ -781,7 +782,7 @@ extern "C" int hyla_attention_backward(const Call* call) {
             }
         }
     };
-    // Threads share the sequences of a set, one set after the other; sets, if these have too few.
+    // Threads split the sequences of one set at a time or, if a set has too few, the sets.
     const bool together = p.M == 1 || share >= p.threads;
     const i64 count = together ? share : p.M, used = std::min(count, std::max<i64>(1, p.threads));
     bool failed = false;

@@ -1,4 +1,4 @@
-"""What `thin` and `wide` need to compile and launch kernels written in CUDA."""
+"""Compile and launch the CUDA kernels of `thin` and `wide`."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 LANES = 32
-# By the number that the kernels call TYPE.
+# Indexed by the macro TYPE of the kernels.
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Options = tuple[tuple[str, int], ...]
 
 
 def options(defines: Mapping[str, int]) -> Options:
-    """Definitions for the compiler, in a form that can be looked up."""
+    """Return macro definitions in hashable form."""
     return tuple((name, int(value)) for name, value in defines.items())
 
 
@@ -35,11 +35,11 @@ def unsupported_device(
 def compile_kernel(
     device: torch.device, source: Path, name: str, defines: Options, shared_bytes: int = 0
 ) -> Callable[..., None]:
-    """A kernel for these sizes, as a function of grid, block and arguments."""
+    """Compile a kernel with these macros; return a function of grid, block and arguments."""
     flags = ["--std=c++17", *(f"-D{key}={value}" for key, value in defines)]
     with torch.cuda.device(device):
         _bind_context()
-        # Private, but nothing else in PyTorch compiles CUDA without a toolkit being installed.
+        # Private, but PyTorch's only way to compile CUDA without an installed toolkit.
         kernel = torch.cuda._compile_kernel(source.read_text(), name, nvcc_options=flags)
         kernel.set_shared_memory_config(shared_bytes)
 
@@ -52,11 +52,11 @@ def compile_kernel(
 
 
 def _bind_context() -> None:
-    """A new thread, as autograd's, has no CUDA context before its first call of the runtime."""
+    """Make sure that this thread has a CUDA context, which new threads (autograd's) lack."""
     torch.cuda.is_current_stream_capturing()
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Contiguous, and at an address from which 16 bytes can be copied at once."""
+    """Return x contiguous and aligned to 16 bytes, copied if necessary."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()

@@ -1,20 +1,21 @@
-// Attention for short sequences with thin heads, thousands of them: 36 tokens, 16 heads of size 4.
+// Attention for thousands of short sequences with thin heads: 36 tokens, 16 heads of size 4.
 //
-// Tensor cores have nothing to multiply here, so everything stays in the registers of one thread.
-// A warp takes one row (a query; in key_gradient a key) of SEQS sequences; the heads of a row are
-// split over GROUP neighbouring lanes, HL heads each, and what is summed over heads is added over
-// these lanes. A head too large for a lane is itself split, over SLICES lanes: a part is a head, or a
-// slice of one. The other tokens of the sequences pass by in shared memory, CHUNK at a time. Neither
-// heads nor sequences are padded, and no thread waits for one with another length.
+// The matrices are too small for tensor cores, so each thread works in its own registers. A warp
+// processes one row (a query; in key_gradient a key) of SEQS sequences. The heads of a row are split
+// over GROUP neighbouring lanes, HL heads each; sums over heads are completed across these lanes. A
+// head too large for a lane is itself split over SLICES lanes: a part is a head or a slice of one. The
+// other tokens of the sequences are read through shared memory, CHUNK at a time. Neither heads nor
+// sequences are padded, and no thread waits for a longer sequence.
 //
 // The host defines: KERNEL (0 forward, 1 query_gradient, 2 key_gradient), HEADS, SLICES, D, V (sizes
-// of a part), GROUP, ROWS (queries a thread, in forward), WARPS, BLOCKS (that share a multiprocessor),
-// CHUNK, NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (then MLP too, and one slice), RELU,
+// of a part), GROUP, ROWS (queries per thread, in forward), WARPS, BLOCKS (per multiprocessor),
+// CHUNK, NORMALISER (0 none, 1 rms_head, 2 softmax), MLP, DEEP (requires MLP and one slice), RELU,
 // CAUSAL, BIAS, BIAS_GRADIENT, LENGTHS, FACTORS, and TYPE (0 float, 1 bfloat16, 2 float16).
-// Sequence n is of member n / per_member; bias is [member][query][key][head], all else as in Python.
+// Sequence n belongs to member n / per_member; bias is [member][query][key][head], all else as in
+// Python.
 //
-// A factor f of the code of a pair, the same for all heads, costs no register of a head: the code
-// stays a, and f goes to what has no heads, z = f sum_h a_h v_h and the values f phi(z).
+// A factor f of a pair's code, the same for all heads, needs no register per head: the code stays a,
+// and f multiplies quantities without heads, z = f sum_h a_h v_h and the values f phi(z).
 
 #define INFINITE __uint_as_float(0x7f800000u)
 #define LARGEST __uint_as_float(0x7f7fffffu)
@@ -24,12 +25,12 @@ constexpr int PARTS = HEADS * SLICES;
 constexpr int HL = (PARTS + GROUP - 1) / GROUP;  // 1 with several slices
 constexpr int SEQS = LANES / GROUP;
 constexpr bool EVEN = PARTS % GROUP == 0;
-// Where codes enter linearly, the sums of the softmax may come last: one pass over the keys will do,
-// and delta = sum_k a da is what flows back times the output (which must not be rounded for that).
+// Without an MLP, codes enter linearly, so the softmax can be normalised last, in one pass over the
+// keys. Then delta = sum_k a da = dout . out, if the output is not rounded.
 constexpr bool SUMS_FIRST = NORMALISER == 2 && MLP;
 constexpr bool SUMS_LAST = NORMALISER == 2 && !MLP;
 constexpr bool DELTA_OF_OUTPUT = SUMS_LAST && TYPE == 0;
-static_assert(SLICES == 1 || HL == 1 && !DEEP, "a sliced head has one lane for a slice, and no deep network");
+static_assert(SLICES == 1 || HL == 1 && !DEEP, "with several slices, HL must be 1 and DEEP 0");
 
 #if TYPE == 0
 typedef float number;
@@ -62,13 +63,13 @@ __device__ inline number narrow(float x) { return __builtin_bit_cast(number, (_F
 #endif
 #endif
 
-// Shared memory is read 16 bytes at a time. A lane and token take an odd number of these units, so
-// that no two lanes that are served together meet in a bank.
+// Shared memory is read in units of 16 bytes. Each lane and token has an odd number of units, so that
+// lanes served together do not conflict in a bank.
 constexpr int PER_UNIT = 16 / sizeof(number);
 struct alignas(16) Unit { number part[PER_UNIT]; };
 template <int SIZE> constexpr int UNITS = (HL * SIZE + PER_UNIT - 1) / PER_UNIT | 1;
 
-// Number i of a unit. One instruction each: through `part` it would be two.
+// Number i of a unit, in one instruction; through `part` it would take two.
 __device__ inline float widen_part(const unsigned (&words)[4], int i) {
 #if TYPE == 0
   return __uint_as_float(words[i]);
@@ -79,12 +80,12 @@ __device__ inline float widen_part(const unsigned (&words)[4], int i) {
 #endif
 }
 
-// The heads of a lane can be copied 16 or 8 bytes at a time, or one number.
+// How many numbers of a lane's heads can be copied at once: 16 bytes, 8 bytes or one number.
 template <int SIZE> constexpr int COPIED =
     !EVEN ? 1 : HL * SIZE % PER_UNIT == 0 ? PER_UNIT : HL * SIZE % (PER_UNIT / 2) == 0 ? PER_UNIT / 2 : 1;
 template <int COUNT> struct alignas(COUNT * sizeof(number)) Piece { number part[COUNT]; };
 
-// Copies BYTES from global to shared memory without waiting, or writes zeros.
+// Copies BYTES from global to shared memory asynchronously, or writes zeros.
 template <int BYTES>
 __device__ inline void copy(void* to, const void* from, bool exists) {
 #ifdef __CUDA_ARCH__
@@ -97,7 +98,7 @@ __device__ inline void copy(void* to, const void* from, bool exists) {
 #endif
 }
 
-// Waits for all copies but those of the last group.
+// Waits for all copies except the last group.
 __device__ inline void wait_for_copies() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -111,12 +112,12 @@ __device__ inline void end_group_of_copies() {
 #endif
 }
 
-// The sequences and rows of this block; what a thread needs to know about its own.
+// The sequences and rows of this block and thread.
 struct Place {
-  int lane, group, row;   // group: which of the GROUP lanes of the row; row: the first of ROWS
-  int member, first, n;   // first: the first sequence of the block; n: that of this thread
+  int lane, group, row;   // group: index among the row's GROUP lanes; row: the first of ROWS
+  int member, first, n;   // first: the block's first sequence; n: this thread's sequence
   int valid;              // how many of the SEQS sequences exist
-  bool exists;            // whether that of this thread does
+  bool exists;            // whether this thread's sequence exists
 };
 
 __device__ inline Place find_place(int per_member) {
@@ -143,10 +144,10 @@ __device__ inline float sum_over_lanes(float x) {
 __device__ inline float sum_over_slices(float x) { return sum_over_lanes<1, SLICES>(x); }
 __device__ inline float sum_over_heads(float x) { return sum_over_lanes<SLICES, GROUP>(x); }
 
-// The first head of a lane, or the one it has a slice of.
+// The first head of a lane, or the head of its slice.
 __device__ inline int first_head(int group) { return group * HL / SLICES; }
 
-// The heads of this lane of one token, from and to memory. SIZE is D or V.
+// Load and store this lane's heads of one token. SIZE is D or V.
 template <int SIZE>
 __device__ inline void load_heads(float (&to)[HL * SIZE], const number* token, int group, bool exists,
                                   float factor = 1.f) {
@@ -175,7 +176,7 @@ __device__ inline void store_heads(number* token, const float (&from)[HL * SIZE]
   }
 }
 
-// CHUNK tokens of all sequences of the block to shared memory, zero where there are none.
+// Copies CHUNK tokens of all the block's sequences to shared memory, zero beyond the end.
 template <int SIZE>
 __device__ inline void copy_tokens(Unit* to, const number* x, const Place& p, int tokens, int start) {
   constexpr int COUNT = COPIED<SIZE>, LANE = HL * SIZE, TOKEN = GROUP * LANE / COUNT;
@@ -203,9 +204,8 @@ __device__ inline void read(float (&to)[COUNT], const Unit* from) {
   }
 }
 
-// What pairs have of their own, for CHUNK columns and the rows of the block, [column][row][number]:
-// a bias for each head, or a factor. Rows are queries or keys, and columns the others: row_step and
-// column_step say how far apart they lie in memory.
+// Copies per-pair data of CHUNK columns and the block's rows, [column][row][number]: a bias per head, or
+// a factor. Rows are queries or keys, columns the others, with strides row_step and column_step.
 constexpr int BLOCK_ROWS = WARPS * ROWS;
 
 template <int NUMBERS>
@@ -222,7 +222,7 @@ __device__ inline void copy_pairs(float* to, const float* pairs, size_t row_step
   }
 }
 
-// Two sets of columns: one is used while the other is filled. The factors follow the biases.
+// Double-buffered columns. The factors follow the biases.
 constexpr int BIASES = BIAS ? CHUNK * BLOCK_ROWS * HEADS : 0;
 constexpr int OF_PAIRS = BIASES + (FACTORS ? CHUNK * BLOCK_ROWS : 0);
 
@@ -236,7 +236,7 @@ struct Columns {
   }
 };
 
-// HL numbers of this lane out of HEADS.
+// This lane's HL of HEADS numbers.
 __device__ inline void load_per_head(float (&to)[HL], const float* from, int group) {
   if constexpr (EVEN && HL % 4 == 0) {
 #pragma unroll
@@ -250,7 +250,7 @@ __device__ inline void load_per_head(float (&to)[HL], const float* from, int gro
   }
 }
 
-// What is added to the scores of a pair, for the heads of this lane, and which of them take part.
+// The bias of a pair for this lane's heads, and which of them are unmasked.
 struct Pair {
   float bias[HL];
   int group;
@@ -264,7 +264,7 @@ struct Pair {
   }
 };
 
-// Scores s_h of a pair, 0 where masked. q or k comes multiplied by the scale.
+// Scores s_h of a pair, 0 where masked. q or k has been multiplied by the scale.
 __device__ inline void scores(float (&s)[HL], const float (&q)[HL * D], const float (&k)[HL * D],
                               const Pair& pair) {
 #pragma unroll
@@ -277,7 +277,7 @@ __device__ inline void scores(float (&s)[HL], const float (&q)[HL * D], const fl
   }
 }
 
-// The latent code a_h of these scores, in their place. Returns the factor r of RMSHead.
+// Replaces scores by the latent code a_h. Returns the factor r of RMSHead.
 __device__ inline float normalise(float (&s)[HL], const Pair& pair, const float (&lse)[HL], float eps) {
   float r = 1.f;
   if constexpr (NORMALISER == 1) {
@@ -294,8 +294,8 @@ __device__ inline float normalise(float (&s)[HL], const Pair& pair, const float 
   return r;
 }
 
-// Adds a score to the sum of a softmax over keys, of exp(score - top), and puts its own in its place.
-// Returns the factor that what was added up before is to be multiplied by.
+// Online softmax over keys: adds exp(score - top) to the total and stores it in place of the score.
+// Returns the factor for rescaling earlier sums.
 __device__ inline float add_to_softmax(float& score, float& top, float& total, bool keeps) {
   bool higher = keeps && score > top;
   float part = expf(higher ? top - score : score - top), factor = higher ? part : 1.f;
@@ -306,7 +306,7 @@ __device__ inline float add_to_softmax(float& score, float& top, float& total, b
   return factor;
 }
 
-// f sum_h x_h w_h over the heads of a row, for instance z = f sum_h a_h v_h.
+// f sum_h a_h w_h over the heads of a row, for instance z = f sum_h a_h v_h.
 __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)[HL * V], float f) {
 #pragma unroll
   for (int c = 0; c < V; c++) {
@@ -317,8 +317,8 @@ __device__ inline void mix(float (&z)[V], const float (&a)[HL], const float (&w)
   }
 }
 
-// The matrices W_h of a deep value network, those of a lane together. Lanes of a group start in
-// different banks. Heads that are not there have zeros.
+// The matrices W_h of a deep value network, grouped by lane. Lanes of a group start in different
+// banks. Missing heads are zero.
 constexpr int DEEP_LANE = (HL * V * V + 3) / 4 | 1;  // in units of 4 numbers
 constexpr int DEEP_UNITS = DEEP ? GROUP * DEEP_LANE : 1;
 
@@ -344,7 +344,7 @@ __device__ inline void read_matrix(float (&w)[V * V], const float4* lane, int h)
   }
 }
 
-// A NaN stays one, which fmaxf would hide.
+// Unlike fmaxf, propagates NaN.
 __device__ inline float phi(float x) {
   if constexpr (!RELU) return x;
 #ifdef __CUDA_ARCH__
@@ -373,8 +373,7 @@ __device__ inline void second_layer(float (&last)[V], float (&wide)[HL * V], con
   mix(last, a, wide, f);
 }
 
-// What flows back to the code of a pair, da_h. For the value network of HYLA also f times what
-// reaches z.
+// The gradient da_h of a pair's code. With an MLP also dz, f times the gradient of z.
 __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const float (&a)[HL],
                                      const float (&v)[HL * V], const float (&grad)[HL * V], float f) {
   float z[V];
@@ -398,8 +397,8 @@ __device__ inline void code_gradient(float (&da)[HL], float (&dz)[V], const floa
   for (int h = 0; h < HL; h++) da[h] = sum_over_slices(da[h]) * (MLP ? 1.f : f);
 }
 
-// The same for a deep value network; also its first hidden layer z, and f times what reaches the
-// second, dlast.
+// The same for a deep value network; also its first hidden layer z, and dlast, f times the gradient of
+// the second.
 __device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float (&dlast)[V], float (&z)[V],
                                           const float (&a)[HL], const float (&v)[HL * V],
                                           const float (&grad)[HL * V], const float4* deep, float f) {
@@ -433,7 +432,7 @@ __device__ inline void deep_code_gradient(float (&da)[HL], float (&dz)[V], float
     for (int c = 0; c < V; c++) da[h] += v[h * V + c] * dz[c];
 }
 
-// From the gradient of the code to that of the scores, in its place.
+// Replaces the gradient of the code by that of the scores.
 __device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], const Pair& pair,
                                       float r, float eps, const float (&delta)[HL]) {
   float mean = 0.f;
@@ -444,15 +443,15 @@ __device__ inline void score_gradient(float (&da)[HL], const float (&a)[HL], con
   }
 #pragma unroll
   for (int h = 0; h < HL; h++) {
-    // Of a single head nothing but its sign is left: da - a mean would be rounding alone.
+    // With a single head, a is close to +-1: da - a mean would cancel to rounding errors.
     if constexpr (NORMALISER == 1) da[h] = HEADS == 1 ? r * r * r * eps * da[h] : r * (da[h] - a[h] * mean);
     if constexpr (NORMALISER == 2) da[h] = a[h] * (da[h] - delta[h]);
     da[h] = pair.keeps(h) ? da[h] : 0.f;
   }
 }
 
-// Adds the HL numbers of each lane over the SEQS sequences of the warp and writes the sums to
-// out[head]. Each step halves the numbers a lane is still responsible for.
+// Sums the HL numbers of each lane over the SEQS sequences of the warp and writes them to out[head].
+// Each step halves the numbers that a lane is responsible for.
 __device__ inline void add_over_sequences(float* out, const float (&x)[HL], int lane) {
   constexpr int COUNT = HL <= 1 ? 1 : HL <= 2 ? 2 : HL <= 4 ? 4 : HL <= 8 ? 8 : HL <= 16 ? 16 : 32;
   float y[COUNT];
@@ -487,7 +486,7 @@ __device__ inline void add_over_sequences(float* out, const float (&x)[HL], int 
   }
 }
 
-// Whether a pair takes part, a bias of -inf aside.
+// Whether a pair is unmasked, not counting a bias of -inf.
 __device__ inline bool sees(int queries, int keys, int query, int key, int length) {
   return (!CAUSAL || key <= query + keys - queries) && (!LENGTHS || key < length);
 }
@@ -503,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   load_deep(matrices, deep, p.member);
   int length = LENGTHS && p.exists ? lengths[p.n] : keys;
   float q_row[ROWS][HL * D], o[ROWS][HL * V] = {};
-  float top[ROWS][HL], total[ROWS][HL];  // of the softmax; after a pass top holds the log-sum-exp
+  float top[ROWS][HL], total[ROWS][HL];  // of the softmax; after pass 0, top is the log-sum-exp
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     bool exists = p.exists && p.row + r < queries;
@@ -584,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
       for (int r = 0; r < ROWS; r++)
 #pragma unroll
         for (int h = 0; h < HL; h++) {
-          bool none = total[r][h] == 0.f;  // no key takes part
+          bool none = total[r][h] == 0.f;  // all keys are masked
           top[r][h] = none ? INFINITE : top[r][h] + logf(total[r][h]);
           if constexpr (SUMS_LAST) {
 #pragma unroll
@@ -607,9 +606,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 }
 
 #elif KERNEL == 1
-// dq, for the softmax also delta = sum_k a da; with BIAS_GRADIENT, that of the bias summed over
-// the sequences of each warp: [block][query][key][head]; with DEEP, that of the matrices summed over
-// them and over keys: [block][query][head][V][V].
+// dq; for softmax also delta = sum_k a da. With BIAS_GRADIENT, the bias gradient summed over each warp's
+// sequences, [block][query][key][head]; with DEEP, the matrices' gradient summed over these and over
+// keys, [block][query][head][V][V].
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     query_gradient(const number* grad, const number* q, const number* k, const number* v,
                    const float* bias, const int* lengths, const number* deep,
@@ -629,7 +628,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
   load_heads<D>(q_row, q + token * PARTS * D, p.group, exists, (float)scale);
   load_heads<V>(grad_row, grad + token * PARTS * V, p.group, exists);
   if constexpr (NORMALISER == 2) {
-    // A sequence that is not there has the code 0, or a large bias would make it infinite.
+    // lse = inf gives missing sequences the code 0; a large bias could make it infinite otherwise.
     if (exists) load_per_head(lse_row, lse + token * HEADS, p.group);
 #pragma unroll
     for (int h = 0; h < HL; h++) lse_row[h] = exists ? lse_row[h] : INFINITE;
@@ -645,7 +644,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     }
   }
   int last_row = min((int)(blockIdx.y + 1) * BLOCK_ROWS, queries) - 1;
-  // Causal: the pairs beyond have no gradient, but their place in that of the bias is written.
+  // Causally masked pairs have no gradient, but BIAS_GRADIENT must still write their zeros.
   int end = CAUSAL && !BIAS_GRADIENT ? last_row + keys - queries + 1 : keys;
   const float* member_bias = bias + (size_t)p.member * queries * keys * HEADS;
   const float* member_factors = factors + (size_t)p.member * queries * keys;
@@ -727,7 +726,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
 }
 
 #else
-// dk and dv: rows are keys, and the queries pass by.
+// dk and dv: rows are keys, columns queries.
 extern "C" __global__ void __launch_bounds__(WARPS * LANES, BLOCKS)
     key_gradient(const number* grad, const number* q, const number* k, const number* v,
                  const float* bias, const int* lengths, const number* deep,

@@ -1,6 +1,6 @@
-"""The Triton kernels of `tiles`: scores, code and value networks of a tile stay on the chip.
+"""The Triton kernels of `tiles`: scores, codes and value networks of a tile stay on the chip.
 
-Names and axes: as in `tiles_parts`, which they are made of.
+Names and axes: as in `tiles_parts`.
 """
 
 # mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
@@ -35,11 +35,11 @@ def forward_kernel(
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The output of a tile of queries, or what some of the keys add to it."""
+    """The output of a tile of queries, or the contribution of a split of the keys."""
     LINEAR: tl.constexpr = NETWORK == "linear"
     MASKED: tl.constexpr = float("-inf") if NORMALISER == "softmax" else 0.0
     n = tl.program_id(0).to(tl.int64)
-    # The last queries first: under a causal mask they have the most keys.
+    # Start with the last queries, which have the most keys under a causal mask.
     q0 = (tl.num_programs(1) - 1 - tl.program_id(1)) * BQ
     if bias is not None:
         bias += n // bias_share * (tl.cast(Q, tl.int64) * K * H)
@@ -71,7 +71,7 @@ def forward_kernel(
                 PRECISION,
             )  # fmt: skip
             new_hq = tl.maximum(top_hq, tl.max(s_hqk, axis=2))
-            # No key so far: any finite number keeps -inf - (-inf) from being NaN.
+            # Before the first key, any finite base avoids -inf - (-inf) = NaN.
             base_hq = tl.where(new_hq == float("-inf"), 0.0, new_hq)
             sum_hq = sum_hq * tl.exp(top_hq - base_hq)
             sum_hq += tl.sum(tl.exp(s_hqk - base_hq[:, :, None]), axis=2)
@@ -83,8 +83,8 @@ def forward_kernel(
         offsets, inside = place_hq(n, q0, Q, H, HS, BQ)
         tl.store(lse + offsets, lse_hq, mask=inside)
 
-    # [h, q, v] for a linear value network, whose product is batched over heads, else [q, v, h]:
-    # the last axis of a product needs no more than 8 heads, the one before it 16.
+    # [h, q, v] for a linear value network, whose product is batched over heads, else [q, v, h],
+    # since tl.dot pads heads to 8 on the last axis but to 16 on the one before.
     out_tile = tl.zeros((HS, BQ, VC) if LINEAR else (BQ, VC, HS), tl.float32)
     for k0 in range(first, last, BK):
         k_hkd = load_rows(k, k0, limit, 0, H, D, BK, HS, DC, True)
@@ -232,7 +232,7 @@ def key_kernel(
     first = 0
     if CAUSAL:
         first = tl.maximum(k0 - (K - Q), 0) // BQ * BQ
-    # A tile of keys that take no part has no queries.
+    # A tile of keys beyond the limit has no queries.
     last = tl.where(k0 < limit, Q, 0)
 
     lse_hq = tl.zeros((HS, BQ), tl.float32)
@@ -288,7 +288,7 @@ def bias_kernel(
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of one set of biases, over one group of the set's sequences.
+    """The gradient of a tile of one bias, summed over one group of the sequences that share it.
 
     dbias: [M, groups, H, Q, K].
     """
@@ -358,9 +358,9 @@ def deep_kernel(
     NORMALISER: tl.constexpr, NETWORK: tl.constexpr, RELU: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one set of deep matrices, over one group of the set's query tiles.
+    """The gradient of one set of deep matrices, summed over one group of query tiles.
 
-    ddeep: zeros [M, groups, H, V, V]; every program adds to its own matrices.
+    ddeep: zeros [M, groups, H, V, V]; each program adds to its own matrices.
     """
     MASKED: tl.constexpr = float("-inf") if NORMALISER == "softmax" else 0.0
     m = (tl.program_id(0) // groups).to(tl.int64)
@@ -403,5 +403,5 @@ def deep_kernel(
                 a_hqk, v_tile, do, v_n, grad_n, q0, k0, Q, limit, deep, ddeep, H, V, NETWORK,
                 RELU, PRECISION,
             )  # fmt: skip
-            # What one thread stored, another may load for the next keys.
+            # For the next keys, a thread may load what another stored.
             tl.debug_barrier()

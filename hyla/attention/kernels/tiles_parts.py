@@ -1,8 +1,8 @@
-"""What the Triton kernels of `tiles_kernels` are made of.
+"""Device functions of the Triton kernels in `tiles_kernels`.
 
 Lower-case suffixes name the axes of a tile, padded with zeros to powers of two: `a_hqk` is the code
-of BQ queries and BK keys. Products over whole tiles are batched matrix products, over heads,
-queries or keys as it suits. N, Q, K, H, D, V: as in `fused`.
+of BQ queries and BK keys. Matrix products over tiles are batched over heads, queries or keys. N, Q,
+K, H, D, V: as in `fused`.
 """
 
 # mypy: disable-error-code="import-untyped, no-untyped-def, untyped-decorator"
@@ -35,7 +35,7 @@ def load_rows(
     H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, HP: tl.constexpr, SC: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows, zero outside of the tensor."""
+    """Load a tile of rows, zero outside the tensor."""
     offsets, inside = place_rows(start, limit, column, H, S, R, HP, SC, HEADS_FIRST)
     return tl.load(pointer + offsets, mask=inside, other=0.0)
 
@@ -46,7 +46,7 @@ def store_rows(
     H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, HP: tl.constexpr, SC: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Writes a tile of rows, as far as the tensor goes."""
+    """Store the part of a tile of rows that lies inside the tensor."""
     offsets, inside = place_rows(start, limit, column, H, S, R, HP, SC, HEADS_FIRST)
     tl.store(pointer + offsets, tile.to(pointer.dtype.element_ty), mask=inside)
 
@@ -61,7 +61,7 @@ def place_hq(n, q0, Q, H: tl.constexpr, HP: tl.constexpr, BQ: tl.constexpr):
 
 @triton.jit
 def key_limit(lengths, n, K):
-    """How many keys sequence n has."""
+    """The number of keys of sequence n."""
     limit = K
     if lengths is not None:
         limit = tl.minimum(tl.load(lengths + n), K)
@@ -70,7 +70,7 @@ def key_limit(lengths, n, K):
 
 @triton.jit
 def phi(x, RELU: tl.constexpr):
-    """The nonlinearity, if there is one."""
+    """The nonlinearity, if any."""
     if RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return x
@@ -78,7 +78,7 @@ def phi(x, RELU: tl.constexpr):
 
 @triton.jit
 def phi_gradient(dy, x, RELU: tl.constexpr):
-    """What flows back through it."""
+    """The gradient of phi's input x, from that of its output."""
     if RELU:
         dy = tl.where(x > 0.0, dy, 0.0)
     return dy
@@ -89,9 +89,9 @@ def make_scores(
     q_hqd, k_hkd, q, k, bias, q0, k0, Q, K, limit, scale, H: tl.constexpr, D: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The scores, MASKED where a pair takes no part, and which pairs do.
+    """The scores, with MASKED for excluded pairs, and the mask of included pairs.
 
-    q_hqd and k_hkd are the first columns, the others are loaded here from q and k.
+    q_hqd and k_hkd hold the first columns; the others are loaded here from q and k.
     """
     HS: tl.constexpr = q_hqd.shape[0]
     BQ: tl.constexpr = q_hqd.shape[1]
@@ -120,7 +120,7 @@ def make_scores(
 
 @triton.jit
 def make_code(s_hqk, lse_hq, eps, H: tl.constexpr, NORMALISER: tl.constexpr):
-    """The code, and the factor by which RMSHead made it."""
+    """The code, and the factor with which RMSHead scaled it."""
     a_hqk = s_hqk
     factor_qk = 1.0
     if NORMALISER == "softmax":
@@ -133,7 +133,7 @@ def make_code(s_hqk, lse_hq, eps, H: tl.constexpr, NORMALISER: tl.constexpr):
 
 @triton.jit
 def apply_factors(a_hqk, factors, q0, k0, Q, K):
-    """The code times the factors of its pairs, and these factors."""
+    """The code times the factor of each pair, and these factors."""
     f_qk = 1.0
     if factors is not None:
         query = (q0 + tl.arange(0, a_hqk.shape[1]))[:, None]
@@ -149,7 +149,7 @@ def score_gradient(
     da_hqk, a_hqk, factors, f_qk, factor_qk, delta_hq, allowed, eps, H: tl.constexpr,
     NORMALISER: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of the code after its factors f to that of the scores."""
+    """The gradient of the scores, from that of the code after multiplication by f."""
     if factors is not None:
         da_hqk *= f_qk[None, :, :]
     ds_hqk = da_hqk
@@ -157,7 +157,7 @@ def score_gradient(
         ds_hqk = a_hqk * (da_hqk - delta_hq[:, :, None])
     if NORMALISER == "rms_head":
         if H == 1:
-            # 1 - a^2 without its cancellation: a single head's code is hardly more than a sign.
+            # 1 - a^2 without cancellation: with a single head, a is close to +-1.
             ds_hqk = da_hqk * (factor_qk * factor_qk * factor_qk * eps)[None, :, :]
         else:
             mean_qk = tl.sum(da_hqk * a_hqk, axis=0) / H
@@ -167,7 +167,7 @@ def score_gradient(
 
 @triton.jit
 def add_heads(a_hqk, HP: tl.constexpr):
-    """Zeros for more heads, where a sum over heads needs them: HP is 1 or 2 times as many."""
+    """Pad heads with zeros to HP, which is their number or twice as many."""
     if a_hqk.shape[0] != HP:
         pairs_hqk2 = tl.join(a_hqk, tl.zeros_like(a_hqk))
         a_hqk = tl.reshape(
@@ -194,7 +194,7 @@ def mix_heads(a_hqk, v_khv, PRECISION: tl.constexpr):
 
 @triton.jit
 def code_of_head(a_hqk, h):
-    """The code of one head, for each of the pairs p that a tile `z_kqv` flattens to."""
+    """The code of one head for each pair p, in the order of a flattened tile `z_kqv`."""
     head = tl.arange(0, a_hqk.shape[0])[:, None, None]
     a_qk = tl.sum(tl.where(head == h, a_hqk.to(tl.float32), 0.0), axis=0)
     return tl.reshape(tl.permute(a_qk, (1, 0)), (a_hqk.shape[1] * a_hqk.shape[2],))
@@ -229,7 +229,7 @@ def deep_gradient(
     dhidden_kqu, a_hqk, z_kqv, deep, ddeep, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the code and of z; that of the matrices is added to `ddeep`, if given."""
+    """Gradients of the code and of z; adds the matrices' gradient to `ddeep`, if given."""
     BQ: tl.constexpr = a_hqk.shape[1]
     BK: tl.constexpr = a_hqk.shape[2]
     head = tl.arange(0, a_hqk.shape[0])[:, None, None]
@@ -258,10 +258,10 @@ def column_gradient(
     a_hqk, v, do, deep, ddeep, H: tl.constexpr, V: tl.constexpr,
     NETWORK: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What columns of the values add to the gradient of the code, and that of their hidden layer.
+    """The gradient of the code from some columns of the values, and that of their hidden layer.
 
-    Recomputes the value networks. For linear ones v and do are [h, ., v], else [., h, v]; a deep
-    one needs all columns.
+    Recomputes the value networks. For linear ones, v and do are [h, ., v], else [., h, v]; deep
+    ones need all columns.
     """
     if NETWORK == "linear":
         da_hqk = tl.dot(
@@ -273,14 +273,14 @@ def column_gradient(
         a_hqk = exact_hqk.to(v.dtype)
         hidden_kqv = mix_heads(a_hqk, v, PRECISION)
         if RELU and v.dtype != tl.float32:
-            # Which units are on must not depend on how the code was rounded.
+            # Rounding the code must not change which units are active.
             rest_hqk = exact_hqk - a_hqk.to(tl.float32)
             hidden_kqv += mix_heads(rest_hqk.to(v.dtype), v, PRECISION)
         y_kqv = phi(hidden_kqv, RELU).to(v.dtype)
-        # The sum over heads of the code times the gradient of the output: what reaches y.
+        # dy: the sum over heads of the code times the gradient of the output.
         a_qkh = tl.permute(add_heads(a_hqk, do.shape[1]), (1, 2, 0))
         dy_qkv = tl.dot(a_qkh, do, input_precision=PRECISION)
-        # Rounded before the layout changes, which goes through shared memory.
+        # Rounded first: the layout change goes through shared memory.
         dy_kqv = tl.permute(dy_qkv.to(v.dtype), (1, 0, 2))
         if NETWORK == "deep":
             z_kqv = y_kqv
@@ -306,9 +306,9 @@ def code_gradient(
     a_hqk, v_tile, do, v, grad, q0, k0, Q, limit, deep, ddeep, H: tl.constexpr, V: tl.constexpr,
     NETWORK: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the code and of the hidden layer before phi, in its first columns.
+    """The gradient of the code, and that of the first columns of the hidden layer before phi.
 
-    v_tile and do are the first columns, the others are loaded here from v and grad.
+    v_tile and do hold the first columns; the others are loaded here from v and grad.
     """
     LINEAR: tl.constexpr = NETWORK == "linear"
     HP: tl.constexpr = v_tile.shape[0 if LINEAR else 1]

@@ -1,13 +1,13 @@
 // HYLA for long sequences with wide heads, on the tensor cores: 1024 tokens, 8 heads of size 64.
 //
-// Scores are products for each head, z = sum_h a_h v_h one for each key, what becomes of it one for
-// each query. A team of warps owns 8 rows (queries, or keys) and meets the others, the columns, 16
-// at a time: 8 x 16 pairs. Its warps share the heads while they make codes, then the columns, then the
-// rows, and for gradients the columns again. Between these steps numbers change hands in a patch of
-// shared memory, through ldmatrix and stmatrix: shared memory is what limits the kernel, and a warp that
-// has a column, or a row, reads what belongs to it once, and finishes its sums alone.
+// Scores are a matrix product per head, z = sum_h a_h v_h one per key, the output one per query. A
+// team of warps owns 8 rows (queries or keys) and processes 16 columns (the others) at a time: 8 x 16
+// pairs. Its warps divide the heads among them to compute codes, then the columns, then the rows, and
+// for gradients the columns again. Between these steps they exchange data through a patch of shared
+// memory, with ldmatrix and stmatrix. Shared memory is the bottleneck: the warp that owns a row or a
+// column reads its data once and completes its sums without other warps.
 //
-// One kernel makes everything, because rows and columns are alike. For a pair (x, y), with the
+// One kernel serves all modes, because rows and columns are symmetric. For a pair (x, y), with the
 // code a and the vectors of row x and column y,
 //     P = sum_h a_h column_h,   R = sum_h a_h row_h   (vectors: v of a key, dout of a query)
 // are z and dz/phi'(z) if rows are queries, and the other way round if rows are keys. From them
@@ -18,29 +18,29 @@
 //     MODE 2  rows are keys     the same with dk_h = sum_y ds_h q_h, and dv_h = sum_y a_h u
 //     MODE 3  rows are keys     dv_h, and ds_h to memory
 //     MODE 4  another kernel    dq_h and dk_h from there: plain products of matrices
-// MODE 3 and 4 make all gradients, and go once through what 1 and 2 both do; those need no memory.
-// z decides which units of the value network are on, so where it is used for that the code comes in
-// two parts, a rounded number and the rest, and z is nearly as exact as in float32.
+// MODE 3 and 4 together compute all gradients, without the work that 1 and 2 both repeat; 1 and 2 need
+// no memory for ds. z decides which units of the value network are active. Where it does, the code is
+// split into a rounded number and a remainder, which makes z nearly as exact as in float32.
 //
 // The host defines: MODE, HEADS (at most 16), SIZE (of a head: 32, 64), NORMALISER (0 none,
-// 1 rms_head), RELU, CAUSAL, LENGTHS, TYPE (1 bfloat16, 2 float16), TEAMS (in a block), BLOCKS
-// (that share a multiprocessor), BUFFERS (1, or 2: a tile of columns arrives while one is used).
+// 1 rms_head), RELU, CAUSAL, LENGTHS, TYPE (1 bfloat16, 2 float16), TEAMS (per block), BLOCKS (per
+// multiprocessor), BUFFERS (1, or 2 to load a tile of columns while computing with another).
 
 typedef unsigned short number;
 
 constexpr int LANES = 32, ROWS = 8, COLUMNS = 16, PAIRS = ROWS * COLUMNS;
-constexpr int HEAD_BLOCKS = (HEADS + 7) / 8;   // of 8 heads; missing heads are zeros
-constexpr int CHUNKS = HEAD_BLOCKS * SIZE;     // of 16 bytes, 8 numbers, in a token
-constexpr int D_BLOCKS = SIZE / 16;            // 16 numbers of a head are worked on together
+constexpr int HEAD_BLOCKS = (HEADS + 7) / 8;   // of 8 heads, padded with zeros
+constexpr int CHUNKS = HEAD_BLOCKS * SIZE;     // per token, of 16 bytes or 8 numbers
+constexpr int D_BLOCKS = SIZE / 16;            // of 16 numbers of a head, processed together
 constexpr int TEAM = 2 * HEAD_BLOCKS < D_BLOCKS ? 2 * HEAD_BLOCKS : D_BLOCKS;  // warps
 constexpr int OWN_HEADS = HEAD_BLOCKS * 8 / TEAM, OWN_ROWS = ROWS / TEAM, OWN_COLUMNS = COLUMNS / TEAM;
-[[maybe_unused]] constexpr int TILE_ROWS = 128, TILE_COLUMNS = 64;  // of MODE 4, 32 rows a warp
+[[maybe_unused]] constexpr int TILE_ROWS = 128, TILE_COLUMNS = 64;  // of MODE 4, 32 rows per warp
 constexpr int THREADS = (MODE == 4 ? TILE_ROWS / 32 : TEAMS * TEAM) * LANES;
 constexpr bool KEYS = MODE >= 2;               // rows are keys
 constexpr bool VALUES = MODE != 1;             // sums over a_h u
-constexpr bool SCORES = MODE != 0;             // gradients of scores: needs P and R, and a code in two parts
+constexpr bool SCORES = MODE != 0;             // gradients of scores: need P and R, and a split code
 constexpr bool SUMS = MODE == 1 || MODE == 2;  // sums over ds_h
-// There are registers left to keep the rows in, and shared memory is left to others.
+// Whether there are enough registers to hold the rows, which saves shared memory.
 constexpr bool KEEP = !SUMS && THREADS * BLOCKS <= 12 * LANES;
 
 struct alignas(16) Chunk { unsigned word[4]; };
@@ -50,10 +50,10 @@ typedef unsigned Address;  // in shared memory
 __device__ inline Address address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 #endif
 
-constexpr int HEAD_STEP = ROWS * 2 + 1;  // chunks of a head in ds; one to spare, against bank conflicts
-constexpr int COLUMN_STEP = HEAD_BLOCKS * PAIRS / 4 + 2;  // pairs of numbers of a column in da; as above
+constexpr int HEAD_STEP = ROWS * 2 + 1;  // chunks of a head in ds, padded against bank conflicts
+constexpr int COLUMN_STEP = HEAD_BLOCKS * PAIRS / 4 + 2;  // float2s of a column in da, also padded
 
-// What a team has to itself. code: [part][head block][y][x], patch: [8 numbers of a head][y][x].
+// Shared memory of one team. code: [part][head block][y][x], patch: [8 numbers of a head][y][x].
 struct alignas(128) Own {
   Chunk code[(SCORES ? 2 : 1) * HEAD_BLOCKS * PAIRS];
   Chunk patch[SIZE / 8 * PAIRS];  // before the first tile: the rows, if they are kept in registers
@@ -76,21 +76,21 @@ struct alignas(128) Shared {
 };
 #endif
 
-struct Warp {  // where a thread stands
+struct Warp {  // the position of a thread
   int lane, member, team;  // member: the number of the warp in its team
   __device__ int row() const { return member * OWN_ROWS; }
   __device__ int column() const { return member * OWN_COLUMNS; }
 };
 
-// Where 16 bytes of pair (y, x) lie: neither 8 rows of one y nor 8 columns of one x share a bank.
+// Index of the 16 bytes of pair (y, x): neither 8 rows of one y nor 8 columns of one x share a bank.
 __device__ inline int slot(int y, int x) { return (y * ROWS | y & 7) ^ x; }
 
-// slot(y, x) from a first slot, for x and y that are known: one instruction. What is addressed so
-// begins at a multiple of 128 bytes. No bit may be set in both, the first x and x, or the first y and y.
+// slot(y, x) relative to a first slot, for constant x and y: one instruction. The array must be aligned
+// to 128 bytes. The first x and x must have no bit in common, nor the first y and y.
 __device__ inline Address at_row(Address first, int x) { return first ^ x * 16; }
 __device__ inline Address at_column(Address first, int y) { return (first ^ (y & 7) * 16) + y * ROWS * 16; }
 
-// Where chunk c of head h lies, read for 8 tokens at a time (queries, keys), or for 8 heads.
+// Index of chunk c of head h, laid out for reading 8 tokens (queries, keys) or 8 heads at a time.
 __device__ inline int by_token(int token, int h, int c) {
   return token * CHUNKS + (h * (SIZE / 8) + c ^ token & 7);
 }
@@ -106,8 +106,8 @@ __device__ inline void copy(Chunk* to, const void* from, bool exists) {
 }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four or two 8 x 8 matrices whose rows of 16 bytes begin where the lanes say, lane 8 i + j for row j
-// of matrix i. Transposed: lane 4 i + j gets column i, rows 2 j and 2 j + 1, else the other way round.
+// Four or two 8 x 8 matrices; lane 8 i + j gives the address of row j (16 bytes) of matrix i. Lane 4 i +
+// j gets row i, columns 2 j and 2 j + 1; if transposed, column i, rows 2 j and 2 j + 1.
 __device__ inline void load(unsigned (&m)[4], Address row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row));
@@ -142,8 +142,8 @@ __device__ inline void wait_for_team(const Warp& warp) {
   asm volatile("bar.sync %0, %1;" ::"r"(warp.team + 1), "n"(TEAM * LANES) : "memory");
 }
 
-// Makes the compiler forget what it knows of a number: else it keeps all addresses that follow from
-// it in registers, for the next tile, and has none left for sums.
+// Hides the value of a number from the compiler. Otherwise it keeps all addresses derived from it in
+// registers for the next tile, and has too few left for sums.
 __device__ inline int forget(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -162,13 +162,13 @@ __device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigne
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// The same with a sum over 8 instead of 16.
+// The same, summing over 8 instead of 16.
 __device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32." NUMBER "." NUMBER ".f32 {%0, %1, %2, %3}, "
       "{%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b));
 }
-// c = a b: saves four instructions that make zeros.
+// c = a b: saves the four instructions that would clear c.
 __device__ inline void product(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." NUMBER "." NUMBER ".f32 {%0, %1, %2, %3}, "
@@ -181,7 +181,7 @@ __device__ inline void product(float (&c)[4], unsigned a0, unsigned a1, unsigned
       "{%4, %5}, {%6}, {%7, %7, %7, %7};"
       : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(b), "f"(0.f));
 }
-// Two numbers rounded, the first in the lower half.
+// Rounds two numbers, the first into the lower half.
 __device__ inline unsigned pack(float low, float high) {
   unsigned both;
   asm("cvt.rn." NUMBER "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -192,8 +192,8 @@ __device__ inline unsigned pack_relu(float low, float high) {
   asm("cvt.rn.relu." NUMBER "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
-// All bits of each half that is above 0, of two numbers that are not below: adding sets the sign
-// where one is not 0, and prmt copies signs.
+// Sets all bits of each half that is above 0, given two nonnegative numbers: the addition sets the sign
+// bit of nonzero halves, and prmt replicates it.
 __device__ inline unsigned positive_halves(unsigned both) {
   unsigned mask;
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(both + 0x7fff7fffu));
@@ -214,7 +214,7 @@ __device__ inline float low(unsigned both) { return widen((number)both); }
 __device__ inline float high(unsigned both) { return widen((number)(both >> 16)); }
 __device__ inline unsigned pack_phi(float low, float high) { return RELU ? pack_relu(low, high) : pack(low, high); }
 
-// The matrices of a sum over heads, 16 x heads and heads x 8, and the product.
+// Operands of a product over heads, 16 x heads and heads x 8.
 typedef unsigned Left[2 * HEAD_BLOCKS];
 typedef unsigned Right[HEAD_BLOCKS];
 __device__ inline void multiply(float (&c)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
@@ -230,8 +230,8 @@ __device__ inline void product(float (&c)[4], const unsigned (&a)[4], const unsi
   product(c, a[0], a[1], a[2], a[3], b[0], b[1]);
 }
 
-// TOKENS tokens from `start`, zero where there are none, by STEP threads: CHUNKS is a multiple of STEP
-// or STEP of CHUNKS, so that a thread has always the same chunk of a token, or token.
+// Copies TOKENS tokens from `start` with STEP threads, zero beyond the end. CHUNKS is a multiple of STEP
+// or STEP of CHUNKS, so a thread always copies the same chunk of a token, or the same token offset.
 template <int TOKENS, int STEP, bool BY_HEAD>
 __device__ inline void copy_tokens(Chunk* to, const number* x, int start, int tokens, int thread) {
   thread = forget(thread);
@@ -246,7 +246,7 @@ __device__ inline void copy_tokens(Chunk* to, const number* x, int start, int to
   }
 }
 
-struct Pairs {  // where the pairs of a warp and tile stand
+struct Pairs {  // position of the pairs of a warp and tile
   int row, column, queries, keys, length;
   __device__ bool seen(int x, int y) const {
     int query = KEYS ? column + y : row + x, key = KEYS ? row + x : column + y;
@@ -267,7 +267,7 @@ __device__ inline void load_rows(unsigned (&row)[OWN_HEADS][SIZE / 8], const Chu
   }
 }
 
-// 16 numbers d of the vectors of row x, for R and for da.
+// 16 components d of the vectors of row x, for R and for da.
 struct RowValues {
   Right mixing[2];
   unsigned gradient[HEAD_BLOCKS][2];
@@ -284,7 +284,7 @@ struct RowValues {
   }
 };
 
-// The codes of 8 x 16 pairs, in two parts if SCORES, and the factors of RMSHead, 0 for a masked pair.
+// The codes of 8 x 16 pairs, split if SCORES, and the factors of RMSHead, 0 for masked pairs.
 __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZE / 8], const Chunk* column,
                                   const Pairs& pairs, float scale, float eps, const Warp& warp) {
   int lane = warp.lane, first_head = warp.member * OWN_HEADS;
@@ -298,7 +298,7 @@ __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZ
       multiply(s[h], a[0], a[1], a[2], a[3], row[h][d], row[h][d + 1]);
     }
   }
-  // Entry i of a product stands for column y, row x:
+  // Entry i of a product belongs to column y, row x:
   auto y = [&](int i) { return lane / 4 + i / 2 * 8; };
   auto x = [&](int i) { return lane % 4 * 2 + i % 2; };
   bool seen[4];
@@ -346,10 +346,10 @@ __device__ inline void make_codes(Own& own, const unsigned (&row)[OWN_HEADS][SIZ
   wait_for_team(warp);
 }
 
-// P of the columns of this warp to the patch; as phi(P) if rows are queries. A warp issues in order:
-// four columns are loaded before it waits for the first.
+// Stores P of this warp's columns in the patch; phi(P) if rows are queries. A warp issues in order, so
+// four columns are loaded before waiting for the first.
 __device__ inline void mix_columns(Own& own, const Chunk* values, const Warp& warp) {
-  constexpr bool EXACT = SCORES && !KEYS;  // P is z, and decides which units are on
+  constexpr bool EXACT = SCORES && !KEYS;  // P is z, which decides which units are active
   constexpr int PARTS = EXACT ? 2 : 1, STEP = 4 / HEAD_BLOCKS / PARTS, VALUE_STEP = 2 / HEAD_BLOCKS;
   int lane = warp.lane, i = lane / 8, first_column = warp.column();
   Address code = address(own.code + i % (HEAD_BLOCKS * PARTS) * PAIRS +
@@ -379,7 +379,7 @@ __device__ inline void mix_columns(Own& own, const Chunk* values, const Warp& wa
     };
     load_values(0);
 #pragma unroll
-    for (int d = 0; d < D_BLOCKS; d++) {  // the next ones arrive meanwhile
+    for (int d = 0; d < D_BLOCKS; d++) {  // load the next values meanwhile
       unsigned packed[2][4];
       if (d + 1 < D_BLOCKS) load_values(d + 1);
 #pragma unroll
@@ -398,7 +398,7 @@ __device__ inline void mix_columns(Own& own, const Chunk* values, const Warp& wa
   }
 }
 
-// The code of a row, for R (rest: if that is z) and for a sum over columns.
+// The code of a row, for R (with its remainder `rest` if R is z) and for a sum over columns.
 struct RowCode {
   Left rounded, rest;
   unsigned turned[HEAD_BLOCKS][2];
@@ -424,18 +424,17 @@ struct RowCode {
   }
 };
 
-// Where da of two rows x and a head lies in a column, so that neither those who write nor those who read
-// it share a bank.
+// Index, within a column, of da of two rows x and a head; neither writes nor reads conflict in a bank.
 __device__ inline int in_da(int block, int h, int x) { return (block * 8 + h) * 4 + (x / 2 ^ h / 4); }
 
-// For the rows of this warp: out or dv, sum_y a_h u; da_h = row_h u; and w to the patch in the place of
-// P. Two rows at a time, so that one has something to do while the other waits.
+// For the rows of this warp: adds to out or dv, sum_y a_h u; computes da_h = row_h u; and replaces P in
+// the patch by w. Two rows at a time hide latency.
 __device__ inline void use_rows(float (&sums)[OWN_ROWS][D_BLOCKS][HEAD_BLOCKS][4], Own& own,
                                 const RowValues (&kept)[OWN_ROWS][D_BLOCKS], const Warp& warp) {
   int lane = warp.lane;
   Address code = address(own.code + lane / 16 * PAIRS + slot(lane % 16, warp.row()));
   Address place = address(own.patch + lane / 16 * PAIRS + slot(lane % 16, warp.row()));
-  // The same, turned: the numbers of a head are rows of the matrix.
+  // The same, transposed: the components of a head are the rows of the matrix.
   Address turned_place = address(own.patch + lane / 8 % 2 * PAIRS + slot(lane % 8 + lane / 16 * 8, warp.row()));
 #pragma unroll
   for (int x = 0; x < OWN_ROWS; x += 2) {
@@ -497,8 +496,8 @@ __device__ inline void use_rows(float (&sums)[OWN_ROWS][D_BLOCKS][HEAD_BLOCKS][4
   }
 }
 
-// For the columns of this warp: da_h += column_h w, and from it the gradients of the scores; a lane
-// holds a head and two rows. emit(y, block of heads, gradients) takes them.
+// For the columns of this warp: da_h += column_h w, then the gradients of the scores, passed to
+// emit(y, block of heads, gradients); a lane holds a head and two rows.
 template <typename Emit>
 __device__ inline void make_score_gradients(const Own& own, const Chunk* values, float eps, const Warp& warp,
                                             Emit emit) {
@@ -508,7 +507,7 @@ __device__ inline void make_score_gradients(const Own& own, const Chunk* values,
                          slot(first_column + i / (2 * HEAD_BLOCKS), lane % 8));
 #pragma unroll
   for (int y = 0; y < OWN_COLUMNS; y += 2) {
-    // The upper half of a matrix is of 8 heads, the lower of the next 8, or of the next column.
+    // The upper half of a matrix holds 8 heads, the lower the next 8 or the next column.
     float c[2][4] = {};
 #pragma unroll
     for (int d = 0; d < D_BLOCKS; d++) {
@@ -523,7 +522,7 @@ __device__ inline void make_score_gradients(const Own& own, const Chunk* values,
         multiply(c[column], v[HEAD_BLOCKS == 1 ? 0 : column], {w[2 * column], w[2 * column + 1]});
       }
     }
-    unsigned codes[2][2 * HEAD_BLOCKS];  // rounded, and the rest
+    unsigned codes[2][2 * HEAD_BLOCKS];  // rounded, then the remainder
 #pragma unroll
     for (int j = 0; j < HEAD_BLOCKS && NORMALISER == 1; j++) {
       unsigned m[4];
@@ -558,7 +557,7 @@ __device__ inline void make_score_gradients(const Own& own, const Chunk* values,
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float r = e ? factor.y : factor.x;
-          // Of a single head nothing but its sign is left: da - a mean would be rounding alone.
+          // With a single head, a is close to +-1: da - a mean would cancel to rounding errors.
           ds[e] = NORMALISER == 0 ? r * da[block][e]
                   : HEADS == 1    ? r * r * r * eps * da[block][e]
                                   : r * (da[block][e] - a[block][e] * mean[e]);
@@ -582,10 +581,10 @@ __device__ inline void add_scores(float (&sum)[D_BLOCKS][4], const Own& own, con
 }
 
 #if MODE < 4
-// row, column: q and k; row_values, column_values: dout and v; all the other way round for KEYS.
-// blockIdx.x counts sequences first: with a causal mask, the rows with most columns begin first.
-// MODE 3: score_sums is ds [sequence][head][query][key], keys rounded up to a multiple of 8; only for
-// pairs that are worked on.
+// row, column: q and k; row_values, column_values: dout and v; swapped for KEYS.
+// blockIdx.x counts sequences first: with a causal mask, the rows with the most columns start first.
+// MODE 3: score_sums is ds [sequence][head][query][key], keys padded to a multiple of 8; written only
+// for pairs that are computed.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wide(const number* row, const number* column, const number* row_values, const number* column_values,
          const int* lengths, number* value_sums, number* score_sums, int sequences, int queries, int keys,
@@ -659,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Chunk *tile = shared.column[buffer], *tile_values = shared.values[buffer];
     pairs.column = start;
     lane = warp.lane = forget(warp.lane);
-    // Nothing to do where the last query of the pairs stands before their first key.
+    // Skip the tile if its last query precedes its first key.
     bool all_masked = CAUSAL && (KEYS ? pairs.row > start + COLUMNS - 1 + keys - queries
                                       : start > pairs.row + ROWS - 1 + keys - queries);
     if (all_masked) continue;
@@ -721,11 +720,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 #else
 
-// Where chunk c of a row lies, of a matrix with COUNT chunks in a row: 8 rows do not share a bank.
+// Index of chunk c of a row in a matrix with COUNT chunks per row: 8 rows do not share a bank.
 template <int COUNT>
 __device__ inline int in_row(int row, int c) { return row * COUNT + (COUNT < 8 ? c ^ row / 2 & 3 : c ^ row & 7); }
 
-// dq = ds k, or dk = ds^T q, for TILE_ROWS queries or keys of head h of sequence n, in the memory of all.
+// dq = ds k, or dk = ds^T q, for TILE_ROWS queries or keys of head h of sequence n.
 template <bool OF_KEYS>
 __device__ inline void multiply_tiles(Shared& shared, const number* ds, const number* vectors, number* results,
                                       int n, int h, int first_row, int queries, int keys, float scale) {
@@ -745,7 +744,7 @@ __device__ inline void multiply_tiles(Shared& shared, const number* ds, const nu
     for (int i = 0; i < TILE_ROWS * TILE_COLUMNS / 8; i += THREADS) {
       int row = (i + thread) / CHUNKS_OF_DS, c = thread % CHUNKS_OF_DS;
       int query = first_query + row, key = first_key + c * 8;
-      // What MODE 3 has not written counts as 0: the queries of a tile of which none sees the first key.
+      // MODE 3 does not write tiles in which no query sees the first key; read them as 0.
       bool written = !CAUSAL || key - (keys - queries) < query / COLUMNS * COLUMNS + COLUMNS;
       bool exists = query < queries && key < keys && written;
       const number* from = exists ? ds + (query * padded_keys + key) : ds;
@@ -801,7 +800,7 @@ __device__ inline void multiply_tiles(Shared& shared, const number* ds, const nu
   }
 }
 
-// blockIdx.x counts the tiles of a head first, so that what one has read of ds is near for the others.
+// blockIdx.x counts the tiles of a head first, so that they share ds in the cache.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     products(const number* ds, const number* q, const number* k, number* dq, number* dk, int queries, int keys,
              double scale) {

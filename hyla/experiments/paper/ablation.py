@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-from hyla.analysis import baselines
 from hyla.attention.variants import KINDS
+from hyla.experiments.paper import baselines
+from hyla.experiments.paper.runs import FUZZY_GRID, SRAVEN_GRID, fuzzy_logic_run, sraven_run
 from hyla.experiments.spec import Analysis, Claim, Contrast, Experiment, Figure, Point, above
-from hyla.train.config import fuzzy_logic_run, grid, sraven_run
 
-FUZZY_GRID = grid([0], [1e-3, 3e-3], [0.03, 0.1], [100])
-SRAVEN_GRID = grid([0], [1e-3, 3e-4], [0.1, 0.3], [1000])
 SOLVER = Analysis("solver", "data", {"instances": 16_384}, baselines.solver)
 FUZZY, SRAVEN = "fuzzy logic", "SRAVEN"
 

@@ -1,6 +1,6 @@
 """Table 2 and figure 15: ambiguity, ceilings and numbers of tasks, from the exact solver."""
 
-from hyla.analysis.baselines import AMBIGUOUS, POSSIBLE, TASKS, ambiguity
+from hyla.experiments.paper.baselines import AMBIGUOUS, POSSIBLE, TASKS, ambiguity
 from hyla.experiments.spec import Analysis, Claim, Experiment, Figure, Point, at_most
 from hyla.tasks.sraven import SravenConfig
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyla.analysis.summary import (
+from hyla.experiments.paper.latent_codes import (
     ABOVE,
     ALL_PAIRS,
     CONTROL,
@@ -16,7 +16,7 @@ from hyla.analysis.summary import (
     Way,
     analyse,
 )
-from hyla.experiments.paper.ablation import FUZZY_GRID, SRAVEN_GRID
+from hyla.experiments.paper.runs import FUZZY_GRID, SRAVEN_GRID, fuzzy_logic_run, sraven_run
 from hyla.experiments.paper.sraven import MILLION, MILLIONS, THREE, depth_run
 from hyla.experiments.spec import (
     Analysis,
@@ -30,7 +30,6 @@ from hyla.experiments.spec import (
     above,
     at_least,
 )
-from hyla.train.config import fuzzy_logic_run, sraven_run
 
 Contrasts = Callable[[Sequence[Row]], Sequence[Contrast]]
 DECODED_F1 = 50.0  # percent, from which on something is decoded

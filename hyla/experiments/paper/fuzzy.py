@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from hyla.experiments.paper.ablation import FUZZY_GRID
+from hyla.experiments.paper.runs import FUZZY_GRID, fuzzy_logic_run
 from hyla.experiments.paper.sraven import THREE
 from hyla.experiments.spec import (
     HELD_OUT,
@@ -20,7 +20,6 @@ from hyla.experiments.spec import (
     at_least,
 )
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
-from hyla.train.config import fuzzy_logic_run
 
 EXAMPLES, HELD_OUT_FRACTIONS = (16, 32, 64, 96), (0.3, 0.5, 0.7)
 LEAST, MOST = HELD_OUT_FRACTIONS[0], HELD_OUT_FRACTIONS[-1]

@@ -1,8 +1,8 @@
 """The five comparisons on the first screen of the report."""
 
-from hyla.analysis.summary import CONTROL, F1
 from hyla.experiments.paper.ablation import FUZZY, HYLA, LINEAR, SOFTMAX, SRAVEN, better, title
 from hyla.experiments.paper.codes import CODES_SRAVEN
+from hyla.experiments.paper.latent_codes import CONTROL, F1
 from hyla.experiments.paper.sraven import HEADS_EXPERIMENT, THREE
 from hyla.experiments.spec import Claim, Headline
 

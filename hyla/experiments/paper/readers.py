@@ -1,12 +1,13 @@
 """Baselines that are no models: what instances give away without training."""
 
-from hyla.analysis import baselines
+from hyla.experiments.paper import baselines
 from hyla.experiments.paper.fuzzy import EXAMPLES, HELD_OUT_FRACTIONS, r2_over_examples
 from hyla.experiments.paper.sraven import FEATURE_NUMBERS
 from hyla.experiments.spec import HELD_OUT, IN_DISTRIBUTION, Analysis, Experiment, Figure, Point
-from hyla.tasks import fuzzy_readers, sraven_readers
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.fuzzy_logic import baselines as fuzzy_baselines
 from hyla.tasks.sraven import SravenConfig
+from hyla.tasks.sraven import baselines as sraven_baselines
 
 
 def fuzzy_reader(reader: str) -> Analysis:
@@ -34,7 +35,7 @@ READERS_FUZZY = Experiment(
         )
         for fraction in HELD_OUT_FRACTIONS
         for examples in EXAMPLES
-        for reader in fuzzy_readers.READERS
+        for reader in fuzzy_baselines.BASELINES
     ],
     axes=("reader", "examples", "held_out"),
     figures=r2_over_examples("reader"),
@@ -55,7 +56,7 @@ READERS_SRAVEN = Experiment(
             task=SravenConfig(features=features),
         )
         for features in FEATURE_NUMBERS
-        for reader in sraven_readers.READERS
+        for reader in sraven_baselines.BASELINES
     ],
     axes=("reader", "features"),
     figures=tuple(
@@ -66,7 +67,7 @@ READERS_SRAVEN = Experiment(
         )
     ),
     tiny={"features": (2, 3)},
-    note="; ".join(f"{name}: {what}" for name, what in sraven_readers.READERS.items())
+    note="; ".join(f"{name}: {what}" for name, what in sraven_baselines.BASELINES.items())
     + ". All but the exact ones find each answer by itself, so that a slot of another column may "
     "serve several.",
 )

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hyla.experiments.paper.ablation import SOLVER, SRAVEN_GRID
+from hyla.experiments.paper.ablation import SOLVER
+from hyla.experiments.paper.runs import SRAVEN_GRID, sraven_run
 from hyla.experiments.spec import (
     HELD_OUT,
     IN_DISTRIBUTION,
@@ -20,7 +21,7 @@ from hyla.experiments.spec import (
     at_least,
 )
 from hyla.tasks.sraven import SravenConfig
-from hyla.train.config import RunConfig, grid, sraven_run
+from hyla.train.config import RunConfig, grid
 
 THREE = ("softmax", "linear", "hyla")  # the kinds that figures compare
 MILLION = 1_000_000

@@ -1,170 +1,38 @@
 """Fuzzy logic functions to be learned in context, by address.
 
 Shapes: B leading axes (population, batch), N examples of a sequence, L variables, K terms of a
-function, C the term combinations of a split.
+function.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from math import comb
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from hyla import random
-from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.address import (
-    MAX_COMBINATIONS,
-    SPLIT_STREAM,
     TaskDataset,
     as_dict,
     draw_combination,
     instance_index,
-    part_of,
-    published_split,
     seed_tensor,
     split_tables,
 )
-
-STREAMS = {"train": 0, "held_out": 1, "unknown": 2}
-FIXED_STREAM = 3  # of the inputs that all instances of a seed share
-FIXED = ("context", "query")
-MAX_VARIABLES = 16
-
-
-@dataclass(frozen=True)
-class FuzzyLogicConfig(Config):
-    """The settings of the fuzzy logic task.
-
-    variables: L; there are 2^L terms, each a conjunction of all variables, some negated.
-    terms: K different terms of a function. examples: N of a sequence, the masked one included.
-    held_out: the fraction of the combinations of known terms that is kept from training.
-    unknown: the fraction of the terms, the last ones, that is kept for the split "unknown".
-    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
-    published_splits: take the combinations that the published code trains on, which are known for
-        seeds 0, 1 and 2 and the fractions 0.3, 0.5 and 0.7; others are drawn as it does, so that
-        a held-out term may be in no training combination.
-    """
-
-    variables: int = 4
-    terms: int = 2
-    examples: int = 32
-    held_out: float = 0.7
-    unknown: float = 0.25
-    split_seed: int = -1
-    published_splits: bool = False
-
-    def __post_init__(self) -> None:
-        self._check_types()
-        self._check_at_least(2, "examples")
-        self._check_split_seed()
-        if not 2 <= self.variables <= MAX_VARIABLES:
-            expected = f"a whole number from 2 to {MAX_VARIABLES}"
-            raise bad_value("variables", self.variables, expected)
-        if self.terms < 2:
-            expected = "at least 2: with a single term, a new combination is an unseen term"
-            raise bad_value("terms", self.terms, expected)
-        if not 0 <= self.unknown < 1:
-            raise bad_value("unknown", self.unknown, "a fraction of at least 0 and below 1")
-        self._check_number_of_terms()
-        self._check_held_out()
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens an instance has."""
-        return self.examples
-
-    def _check_number_of_terms(self) -> None:
-        known, reserved = self.known_terms, self.reserved_terms
-        if self.unknown > 0 and reserved < self.terms:
-            expected = f"0, or a fraction that reserves at least {self.terms} (`terms`) of the"
-            expected += f" {known + reserved} conjunctions of {self.variables} `variables`"
-            raise bad_value("unknown", self.unknown, expected)
-        if self.terms >= known:
-            expected = f"fewer than the {known} known conjunctions (raise `variables` or lower"
-            expected += " `unknown` for more of them)"
-            raise bad_value("terms", self.terms, expected)
-        largest = comb(max(known, reserved), self.terms)
-        if largest > MAX_COMBINATIONS:
-            expected = f"a number that gives at most {MAX_COMBINATIONS} combinations and not"
-            expected += f" {largest} (or lower `variables`)"
-            raise bad_value("terms", self.terms, expected)
-
-    def _check_held_out(self) -> None:
-        count, known = comb(self.known_terms, self.terms), self.known_terms
-        needed = -(-known // self.terms)
-        in_range = 0 < self.held_out < 1
-        if not in_range or not 0 < part_of(count, self.held_out) <= count - needed:
-            expected = f"a fraction that holds out from 1 to {count - needed} of the {count}"
-            expected += f" combinations (training needs {needed} to contain all {known} terms)"
-            raise bad_value("held_out", self.held_out, expected)
-
-    @property
-    def reserved_terms(self) -> int:
-        """How many terms, the last ones, occur in the split "unknown" only."""
-        return part_of(2**self.variables, self.unknown)
-
-    @property
-    def known_terms(self) -> int:
-        """How many terms, the first ones, training and held-out functions are made of."""
-        return 2**self.variables - self.reserved_terms
-
-
-def split_combinations(config: FuzzyLogicConfig, split: str, seed: int) -> list[tuple[int, ...]]:
-    """The term combinations of a split, each a sorted tuple of term numbers, in sorted order.
-
-    Every term of "held_out" occurs in "train"; "unknown" has all combinations of reserved terms.
-
-    >>> config = FuzzyLogicConfig()
-    >>> [len(split_combinations(config, split, seed=0)) for split in STREAMS]
-    [20, 46, 6]
-    """
-    _check_split(config, split)
-    known = config.known_terms
-    if split == "unknown":
-        return list(combinations(range(known, 2**config.variables), config.terms))
-    known_combinations = list(combinations(range(known), config.terms))
-    split_seed = seed if config.split_seed < 0 else config.split_seed
-    order = random.shuffled(len(known_combinations), split_seed, SPLIT_STREAM)
-    shuffled = [known_combinations[index] for index in order]
-    size = len(shuffled) - part_of(len(shuffled), config.held_out)
-    if config.published_splits:
-        paper = (config.variables, config.terms, config.reserved_terms) == (4, 2, 4)
-        name = f"{config.held_out:g}/{split_seed}"
-        drawn = published_split("fuzzy", name) if paper else None
-        train = set(drawn or shuffled[:size])
-    else:
-        train = _covering(shuffled, size, known)
-    return sorted(train if split == "train" else set(shuffled) - train)
-
-
-def _check_split(config: FuzzyLogicConfig, split: str) -> None:
-    if split not in STREAMS:
-        raise unknown_name("split", split, STREAMS)
-    if split == "unknown" and not config.unknown:
-        expected = "a fraction above 0 in the configuration for the split 'unknown'"
-        raise bad_value("unknown", config.unknown, expected)
-
-
-def _covering(shuffled: list[tuple[int, ...]], size: int, known: int) -> set[tuple[int, ...]]:
-    """The first `size` combinations, passing over those that would leave a term out.
-
-    A combination is passed over only if the terms that are still missing would then be more than
-    the remaining places can hold, so an order whose beginning has every term is taken as it is.
-    One walk is enough: a combination that does not fit once does not fit later.
-    """
-    taken: set[tuple[int, ...]] = set()
-    missing = set(range(known))
-    for combination in shuffled:
-        places = size - len(taken) - 1
-        if places >= 0 and len(missing.difference(combination)) <= places * len(combination):
-            taken.add(combination)
-            missing.difference_update(combination)
-    return taken
+from hyla.tasks.base import COUNT, Label, Predict, Probe, Task
+from hyla.tasks.fuzzy_logic.config import (
+    FIXED,
+    FIXED_STREAM,
+    STREAMS,
+    FuzzyLogicConfig,
+    check_split,
+    split_combinations,
+)
 
 
 def evaluate(inputs: Tensor, terms: Tensor) -> Tensor:
@@ -217,7 +85,7 @@ class FuzzyLogicBatch:
         return self.targets[..., -1]
 
 
-class FuzzyLogic:
+class FuzzyLogic(Task):
     """Fuzzy logic instances under a seed, or under each seed of a population.
 
     >>> task = FuzzyLogic(FuzzyLogicConfig(), seed=0)
@@ -225,6 +93,9 @@ class FuzzyLogic:
     >>> batch.inputs.shape, batch.query_target.shape
     (torch.Size([128, 32, 5]), torch.Size([128]))
     """
+
+    config: FuzzyLogicConfig
+    sum_names = ("error", "r2", "target", "squared target")
 
     def __init__(
         self,
@@ -255,7 +126,7 @@ class FuzzyLogic:
         >>> x[0, :-1].equal(x[1, :-1]), x[0, -1].equal(x[1, -1])
         (True, False)
         """
-        _check_split(self.config, split)
+        check_split(self.config, split)
         if fixed is not None and fixed not in FIXED:
             raise unknown_name("fixed", fixed, FIXED)
         index_B = instance_index(index, self.seed.device)
@@ -272,6 +143,51 @@ class FuzzyLogic:
         inputs = torch.cat((x_BNL, shown_BN.unsqueeze(-1)), dim=-1)
         return FuzzyLogicBatch(inputs, targets_BN, terms_BK)
 
+    def outputs(self, model: Predict, batch: FuzzyLogicBatch) -> Tensor:
+        """The predicted targets of the queries, `[M, B]`."""
+        return model(batch.inputs, last=1)[..., 0, 0]
+
+    def loss(self, outputs: Tensor, batch: FuzzyLogicBatch) -> Tensor:
+        """The mean squared error."""
+        return (outputs - batch.query_target).square().mean(dim=-1)
+
+    def tally(self, outputs: Tensor, batch: FuzzyLogicBatch) -> Tensor:
+        """Squared error, explained variance, and what the pooled variance needs."""
+        target = batch.query_target.double()
+        numbers = ((outputs - target).square(), r2(outputs, batch), target, target.square())
+        return torch.stack([number.double() for number in numbers], dim=-1)
+
+    def measure(self, sums: Mapping[str, float]) -> dict[str, Any]:
+        """Turn sums into measures; `r2` is the paper's, a mean over sequences."""
+        error, r2_, target, square = (sums[name] / sums[COUNT] for name in self.sum_names)
+        variance = square - target**2
+        pooled = 1 - error / variance if variance > 0 else None
+        return {"loss": error, "r2": r2_, "pooled_r2": pooled}
+
+    def probe(self, split: str, index: Tensor, *, fixed: str | None = None) -> Probe:
+        """Return instances and the query attending to itself. fixed: as in `batch`."""
+        return Probe(self.batch(split, index, fixed=fixed))
+
+    def labels(self, outputs: Tensor, batch: FuzzyLogicBatch) -> dict[str, Label]:
+        """Return what is known about instances.
+
+        `terms`, sorted, and each as `term 1`, `term 2` ...; `function`: the rank of the terms among
+        all sets of as many, those with the lowest largest term first; `formula`.
+        """
+        rows = [tuple(row) for row in batch.terms.tolist()]
+        formulas = {row: describe(row, self.config.variables) for row in set(rows)}
+        found = {
+            "target": Label(batch.query_target, uses=("explain", "colour")),
+            "prediction": Label(outputs),
+            "terms": Label(batch.terms, uses=("decode",)),
+            "function": Label(
+                torch.tensor([_rank(row) for row in rows]), (), ("explain", "colour")
+            ),
+            "formula": Label([formulas[row] for row in rows]),
+        }
+        columns = enumerate(batch.terms.unbind(dim=-1), start=1)
+        return found | {f"term {k}": Label(terms, uses=("colour",)) for k, terms in columns}
+
     def dataset(self, split: str, length: int) -> TaskDataset:
         """The first `length` instances of a split as a map-style dataset.
 
@@ -279,7 +195,7 @@ class FuzzyLogic:
         >>> sorted(item), item["inputs"].shape
         (['inputs', 'query_target', 'targets', 'terms'], torch.Size([32, 5]))
         """
-        _check_split(self.config, split)
+        check_split(self.config, split)
         if self.seed.ndim:
             raise bad_value("seed", "a population", "one seed for a dataset")
         return TaskDataset(partial(self._tensors, split), length)
@@ -337,3 +253,13 @@ def _squared_error(predictions: Tensor, batch: FuzzyLogicBatch) -> Tensor:
         expected = f"a tensor of shape {list(batch.query_target.shape)}, one for each sequence"
         raise bad_value("predictions", f"{list(predictions.shape)}", expected)
     return (predictions - batch.query_target).square()
+
+
+def _rank(terms: Sequence[int]) -> int:
+    """The number of a set of terms among all sets of that size, ordered by their largest terms.
+
+    >>> from itertools import combinations
+    >>> sorted(_rank(terms) for terms in combinations(range(5), 2)) == list(range(10))
+    True
+    """
+    return sum(comb(term, place) for place, term in enumerate(sorted(terms), start=1))

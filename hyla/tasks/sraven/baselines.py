@@ -1,4 +1,4 @@
-"""How well SRAVEN is solved by who sees less in it than the exact solver: yardsticks for models.
+"""Non-learned SRAVEN baselines: the exact solver, and variants with restricted information.
 
 Shapes: B instances, K features, F values, R rules; slots of the columns are written S1, S2 and S3.
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyla.errors import unknown_name
 from hyla.tasks.sraven import ADDITION, DISTRIBUTE_THREE, STEPS, SUBTRACTION, SravenConfig
-from hyla.tasks.sraven_solver import (
+from hyla.tasks.sraven.solver import (
     NEARLY,
     check_panels,
     fitting_triples,
@@ -18,10 +18,10 @@ from hyla.tasks.sraven_solver import (
 
 EXACT, SLOT_BY_SLOT, NO_SIGN = "exact", "slot by slot", "no sign"
 NO_ARITHMETIC, ONE_ROW, ONE_ROW_EXACT = "no arithmetic", "one row", "one row exact"
-# But for the exact ones they find each answer by itself, so that a slot of another column may serve
-# several. "no sign" finds the triples of slots that add or subtract in both rows, as "slot by slot"
-# does, but does not know which of the two it is.
-READERS = {
+# All but the exact ones predict each slot of the answer separately, so several may use the same
+# slot of another column. "no sign" finds the triples of slots that add or subtract in both rows,
+# like "slot by slot", but cannot tell addition from subtraction.
+BASELINES = {
     EXACT: "answers with the most probable panel",
     SLOT_BY_SLOT: "answers with the most probable symbol of each slot",
     NO_SIGN: "does not tell addition from subtraction",
@@ -29,15 +29,15 @@ READERS = {
     ONE_ROW: "does not look at the second row",
     ONE_ROW_EXACT: "answers with the most probable panel, without the second row",
 }
-YARDSTICKS = (SLOT_BY_SLOT, NO_SIGN)  # that models are set beside
-AT_ONCE = 4096  # instances, for the sake of memory
+SHOWN_BASELINES = (SLOT_BY_SLOT, NO_SIGN)  # baselines that models are compared with
+AT_ONCE = 4096  # instances per batch, to limit memory
 
 
 def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
-    """With which probability a reader of `READERS` answers each symbol, `[B, K, F]`.
+    """Return the probability that a baseline gives each symbol, `[B, K, F]`.
 
-    It answers with what is most probable to it; of several such, with any. panels: `[B, 3, 3, K]`,
-    such as those of a `SravenBatch`, of which the last is not looked at.
+    It predicts what it finds most probable, choosing at random among equals. panels:
+    `[B, 3, 3, K]`, such as those of a `SravenBatch`; the last panel is ignored.
 
     >>> from hyla.tasks.sraven import Sraven
     >>> batch = Sraven(SravenConfig()).batch("all", 1000)
@@ -47,8 +47,8 @@ def read(reader: str, panels: Tensor, config: SravenConfig) -> Tensor:
     True
     """
     check_panels(panels, config)
-    if reader not in READERS:
-        raise unknown_name("reader", reader, READERS)
+    if reader not in BASELINES:
+        raise unknown_name("reader", reader, BASELINES)
     rows = 1 if reader in (ONE_ROW, ONE_ROW_EXACT) else 2
     if reader in (EXACT, ONE_ROW_EXACT):
         symbols = torch.arange(config.values, device=panels.device)
@@ -68,12 +68,12 @@ def _slot_by_slot(reader: str, panels: Tensor, config: SravenConfig, rows: int) 
     prescribed = _prescribed(panels, config.values).flatten(2)
     votes_BKF = votes_BKF.scatter_add(-1, prescribed, weight.flatten(2))
     most_BKF = votes_BKF >= NEARLY * votes_BKF.amax(dim=-1, keepdim=True)
-    # Where nothing fits, all are equal.
+    # Where no rule fits, all symbols are equally probable.
     return most_BKF / most_BKF.sum(dim=-1, keepdim=True).double()
 
 
 def _prescribed(panels: Tensor, values: int) -> Tensor:
-    """What each rule prescribes for a triple of slots, by the first row and the last."""
+    """Return the symbol that each rule implies for a triple of slots, from first and last row."""
     a0, _, a2 = panels[:, :, 0, None, :, None].unbind(dim=1)
     b0, _, b2 = panels[:, :, 1, None, None, :].unbind(dim=1)
     c0 = panels[:, 0, 2, :, None, None]

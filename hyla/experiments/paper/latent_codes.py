@@ -30,9 +30,9 @@ from hyla.analysis import (
     sample,
 )
 from hyla.model import build
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
 from hyla.train.config import RunConfig
-from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.store import Entry, Trained
 from hyla.train.trained import load_run
 

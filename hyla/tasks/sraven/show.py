@@ -1,22 +1,22 @@
-"""Prints SRAVEN instances and their answers in a terminal."""
+"""Print SRAVEN instances and their answers in a terminal."""
 
 import math
 from typing import TYPE_CHECKING
 
-from hyla.tasks.export import Record
-from hyla.tasks.sraven_text import panel_text
+from hyla.tasks.sraven.export import Record
+from hyla.tasks.sraven.text import panel_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "bright_blue", "red", "white", "bright_black")
-ONE_LINE = 6  # more symbols of a panel are laid out in a square, as in a drawing
+ONE_LINE = 6  # panels with more symbols are printed as a square
 
 
 def print_instance(console: "Console", record: Record) -> None:
-    """The matrix, the rules with the slots they govern, and all consistent answers.
+    """Print the matrix, the rules with their slots, and all consistent answers.
 
-    Symbols that belong to one rule have one colour.
+    Symbols of the same rule have the same colour.
     """
     from rich.table import Table
     from rich.text import Text
@@ -54,7 +54,7 @@ def print_instance(console: "Console", record: Record) -> None:
 
 
 def print_answers(console: "Console", result: Record) -> None:
-    """The consistent answers: those of a record, or of an instance that was read and solved."""
+    """Print the consistent answers of a record, or of an instance read from JSON and solved."""
     from rich.table import Table
 
     answers, hypotheses = result["answers"], result["hypotheses"]

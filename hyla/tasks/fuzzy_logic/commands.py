@@ -9,10 +9,9 @@ from tyro.conf import arg
 from tyro.extras import SubcommandApp
 
 from hyla.cli.shared import command, library_split, progress_bar, write_json
-from hyla.tasks.export import check_index
+from hyla.tasks.address import Estimate, check_index
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, describe
-from hyla.tasks.fuzzy_readers import READERS, explained
-from hyla.tasks.sraven_stats import Estimate
+from hyla.tasks.fuzzy_logic.baselines import BASELINES, explained
 
 app = SubcommandApp()
 
@@ -109,8 +108,8 @@ def fuzzy_stats(task: FuzzyOptions, instances: int = 2000, json: bool = False) -
     """
     config, split = task.config, library_split(task.split)
     found = {}
-    with progress_bar("reading", len(READERS)) as advance:
-        for reader in READERS:
+    with progress_bar("reading", len(BASELINES)) as advance:
+        for reader in BASELINES:
             values = explained(reader, config, split, range(instances), task.seed)
             found[reader] = Estimate.of(values)
             advance(1)

@@ -1,29 +1,26 @@
-"""Draws SRAVEN instances with a shape for each symbol."""
+"""Draw SRAVEN instances with a shape for each symbol."""
 
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from hyla.drawing import COLOURS, FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPES = ("o", "s", "^", "D", "*", "P", "v", "X")
-# Dark enough for white paper, told apart also by those who see few colours (Okabe and Ito, 2008).
-COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#222222", "#56B4E9", "#882255"
-)  # fmt: skip
 FILLS = ("full", "none", "left", "bottom", "right", "top")
 MAX_SHAPES = len(SHAPES) * len(FILLS)
-INK, FAINT = "#222222", "#BBBBBB"
 SIZES = {"*": 1.35, "D": 0.85, "P": 1.15, "X": 1.1}  # to look equally large
 
 
 def draw(panels: Sequence[Sequence[Sequence[int]]], values: int, title: str = "") -> "Figure":
-    """A figure of the matrix: each slot of a panel is a cell, each symbol a shape, the last a ?.
+    """Draw the matrix with a cell per slot, a shape per symbol and a ? for the last panel.
 
-    panels: 3 rows of 3 panels of K symbols from 0 to values - 1; the last is not looked at.
-    With more symbols than there are shapes and fills (48), they are drawn as numbers.
+    panels: 3 rows of 3 panels of K symbols from 0 to values - 1; the last panel is ignored.
+    With more than 48 symbols (the number of shapes and fills), symbols are drawn as numbers.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
@@ -32,7 +29,7 @@ def draw(panels: Sequence[Sequence[Sequence[int]]], values: int, title: str = ""
     columns = math.ceil(math.sqrt(features))
     rows = math.ceil(features / columns)
     legend_rows = math.ceil(values / len(SHAPES)) if values <= MAX_SHAPES else 0
-    # One unit is a panel with its margin; the title stands above the matrix, the legend below.
+    # One unit is a panel with its margin; the title is above the matrix, the legend below.
     x_range, y_range = (-0.15, 3.15), (-0.3, 3.1 + 0.16 * legend_rows)
     width = 6.6
     height = width * (y_range[1] - y_range[0]) / (x_range[1] - x_range[0])
@@ -61,15 +58,6 @@ def draw(panels: Sequence[Sequence[Sequence[int]]], values: int, title: str = ""
     return figure
 
 
-def save(figure: "Figure", handle: IO[bytes], file_format: str) -> None:
-    """Writes a figure as "svg" or "png", with the same bytes for the same figure."""
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "hyla"}):
-        metadata = {"Date": None} if file_format == "svg" else None
-        figure.savefig(handle, format=file_format, dpi=150, metadata=metadata)
-
-
 def _draw_panel(
     axes: Any,
     panel: Sequence[int],
@@ -77,11 +65,11 @@ def _draw_panel(
     corner: tuple[float, float],
     cells: tuple[int, int],
 ) -> None:
-    """The symbols of a panel in reading order, with faint lines between the cells."""
+    """Draw the symbols of a panel in reading order, with faint lines between the cells."""
     rows, columns = cells
     left, top = corner
     step_x, step_y = 0.9 / columns, 0.9 / rows
-    size = 68 / max(columns, rows)  # in points: a panel is 130 of them wide
+    size = 68 / max(columns, rows)  # in points; a panel is 130 points wide
     for line in range(1, columns):
         x = left + line * step_x
         axes.plot((x, x), (top + 0.04, top + 0.86), color=FAINT, linewidth=0.6)
@@ -97,7 +85,7 @@ def _draw_panel(
 def draw_symbol(
     axes: Any, value: int, values: int, place: tuple[float, float], size: float
 ) -> None:
-    """One symbol: of its own shape and colour, or as a number if there are too many."""
+    """Draw one symbol: its shape and colour, or a number if there are too many symbols."""
     if values > MAX_SHAPES:
         axes.text(*place, str(value), ha="center", va="center", color=INK, fontsize=size * 0.6)
         return

@@ -5,16 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
-from hyla.tasks import fuzzy_readers, sraven_readers
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.fuzzy_logic import baselines as fuzzy_baselines
 from hyla.tasks.sraven import RULES, Sraven, SravenConfig
-from hyla.tasks.sraven_stats import (
+from hyla.tasks.sraven import baselines as sraven_baselines
+from hyla.tasks.sraven.stats import (
     number_of_instances,
     number_of_laid_out_tasks,
     number_of_tasks,
     statistics,
 )
-from hyla.train.population import FIRST_EVALUATION_INSTANCE
 from hyla.train.store import Entry
 
 CEILING, BY_RULE = "ceiling", "feature_accuracy_by_rule"
@@ -44,7 +45,7 @@ def fuzzy_reader(task: FuzzyLogicConfig, seed: int, reader: str, instances: int)
     """Measure the R2 of a baseline on fuzzy logic."""
     measures: dict[str, float | None] = {}
     for name, split in SPLITS.items():
-        r2 = fuzzy_readers.explained(reader, task, split, _instances(instances), seed)
+        r2 = fuzzy_baselines.explained(reader, task, split, _instances(instances), seed)
         measures[name] = 100 * float(r2.double().mean())
     return [Entry(measures=measures)]
 
@@ -55,7 +56,7 @@ def sraven_reader(task: SravenConfig, seed: int, reader: str, instances: int) ->
     by_rule: dict[str, float | None] = {}
     for name, split in list(SPLITS.items())[:2]:
         batch = Sraven(task, seed).batch(split, _instances(instances))
-        answers = sraven_readers.read(reader, batch.panels, task)
+        answers = sraven_baselines.read(reader, batch.panels, task)
         right_BK = answers.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
         measures[name] = 100 * float(right_BK.prod(dim=-1).mean())
         by_rule = by_rule or _percent_by_rule(right_BK, batch.target_rules)

@@ -50,7 +50,7 @@ def arithmetic_answers(model: Transformer, batch: SravenBatch) -> dict[str, Arit
     return judge_answers(best_symbols(model, batch), batch)
 
 
-def kept_answers(model: Transformer, batch: SravenBatch) -> dict[str, float]:
+def agreement_after_row_swap(model: Transformer, batch: SravenBatch) -> dict[str, float]:
     """The part of the answers that stay if the "first row" ("second row") is another instance's.
 
     A model that does not look at a row keeps all of them. Each instance gets the row of the one
@@ -60,7 +60,7 @@ def kept_answers(model: Transformer, batch: SravenBatch) -> dict[str, float]:
     >>> from hyla.tasks.sraven import Sraven, SravenConfig
     >>> batch = Sraven(SravenConfig(features=2, values=5), seed=0).batch("all", 200)
     >>> sizes = hyla.ModelConfig(5, 5, layers=2, width=8, heads=3, buckets=18)
-    >>> sorted(kept_answers(hyla.build(sizes, seed=0), batch))
+    >>> sorted(agreement_after_row_swap(hyla.build(sizes, seed=0), batch))
     ['first row', 'second row']
     """
     answers_BK = best_symbols(model, batch)

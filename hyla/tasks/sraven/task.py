@@ -1,131 +1,42 @@
 """SRAVEN: symbolic Raven's matrices, by address.
 
-Shapes: B leading axes (population, batch), K features of a panel, F values of a feature, C the rule
-combinations of a split. The rows and columns of the 3 x 3 matrix of panels are written 3.
+Shapes: B leading axes (population, batch), K features of a panel, F values of a feature, R rules.
+The rows and columns of the 3 x 3 matrix of panels are written 3.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import combinations_with_replacement
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hyla import random
-from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.address import (
-    MAX_COMBINATIONS,
-    SPLIT_STREAM,
     TaskDataset,
     as_dict,
     draw_combination,
     instance_index,
-    part_of,
-    published_split,
     seed_tensor,
     split_tables,
 )
-
-RULES = (
-    "constant",
-    "progression +1",
-    "progression +2",
-    "progression -1",
-    "progression -2",
-    "addition",
-    "subtraction",
-    "distribute three",
+from hyla.tasks.base import COUNT, Label, Predict, Probe, Task
+from hyla.tasks.sraven.config import (
+    ADDITION,
+    ATTEMPTS_STREAM,
+    DISTRIBUTE_THREE,
+    ROW_ORDERS,
+    RULES,
+    STEPS,
+    STREAMS,
+    SUBTRACTION,
+    SravenConfig,
+    split_combinations,
 )
-STEPS = (0, 1, 2, -1, -2)  # of the first five rules from one column to the next
-ADDITION, SUBTRACTION, DISTRIBUTE_THREE = 5, 6, 7
-ROW_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
-MAX_VALUES = 1024  # so that three symbols can be drawn with one word of 32 bits
-STREAMS = {"train": 0, "held_out": 1, "all": 2}
-ATTEMPTS_STREAM = 256  # attempt t at an unambiguous instance uses the split's stream + t * this
 
-
-@dataclass(frozen=True)
-class SravenConfig(Config):
-    """The settings of SRAVEN.
-
-    features: K symbols of a panel, each governed by a rule. values: F, the number of symbols.
-    held_out: the fraction of all rule combinations that is kept from training.
-    permute: whether each column shows its features in an order of its own; if not, they lie in
-        the order of their rules in all columns.
-    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
-    published_splits: take the combinations that the published code held out, which is known for
-        seeds 0, 1 and 2, 4 features and a quarter held out; others are drawn as without it.
-    """
-
-    features: int = 4
-    values: int = 8
-    held_out: float = 0.25
-    permute: bool = True
-    split_seed: int = -1
-    published_splits: bool = False
-
-    def __post_init__(self) -> None:
-        self._check_types()
-        self._check_at_least(1, "features")
-        self._check_split_seed()
-        if not 3 <= self.values <= MAX_VALUES:
-            expected = f"from 3 (`distribute three` needs three different symbols) to {MAX_VALUES}"
-            raise bad_value("values", self.values, expected)
-        combinations = number_of_combinations(self.features)
-        if combinations > MAX_COMBINATIONS:
-            expected = f"a number with at most {MAX_COMBINATIONS} combinations of rules"
-            raise bad_value("features", self.features, expected)
-        in_range = 0 < self.held_out < 1
-        if not in_range or not 0 < part_of(combinations, self.held_out) < combinations:
-            expected = f"a fraction that leaves some of the {combinations} combinations of"
-            expected += f" {self.features} features (`features`) to each of the two splits"
-            raise bad_value("held_out", self.held_out, expected)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens an instance has: 9 panels of K features."""
-        return 9 * self.features
-
-
-def number_of_combinations(features: int) -> int:
-    """How many multisets of rules there are.
-
-    >>> number_of_combinations(4)
-    330
-    """
-    return math.comb(len(RULES) + features - 1, features)
-
-
-def split_combinations(config: SravenConfig, split: str, seed: int) -> list[tuple[int, ...]]:
-    """The rule combinations of a split, each a sorted tuple of rule numbers, in sorted order.
-
-    Refuses to hold out a rule from training altogether, as one always does with a single feature.
-
-    >>> len(split_combinations(SravenConfig(), "held_out", seed=0))
-    82
-    """
-    if split not in STREAMS:
-        raise unknown_name("split", split, STREAMS)
-    combinations = list(combinations_with_replacement(range(len(RULES)), config.features))
-    if split == "all":
-        return combinations
-    split_seed = seed if config.split_seed < 0 else config.split_seed
-    if config.published_splits and (config.features, config.held_out) == (4, 0.25):
-        known = published_split("sraven", str(split_seed))
-        if known is not None:
-            return known if split == "held_out" else sorted(set(combinations).difference(known))
-    order = random.shuffled(len(combinations), split_seed, SPLIT_STREAM)
-    held_out = part_of(len(combinations), config.held_out)
-    seen = {rule for index in order[held_out:] for rule in combinations[index]}
-    unseen = [name for rule, name in enumerate(RULES) if rule not in seen]
-    if unseen:
-        expected = f"a fraction that leaves {unseen[0]!r} in training (or more `features`)"
-        raise bad_value("held_out", config.held_out, expected)
-    chosen = order[:held_out] if split == "held_out" else order[held_out:]
-    return [combinations[index] for index in sorted(chosen)]
+KEYS = ("self", "panels")  # that the last token attends to, in a probe
 
 
 @dataclass(frozen=True)
@@ -163,6 +74,11 @@ class SravenBatch:
         return torch.where(rules == SUBTRACTION, first + second, found) % self.values
 
     @property
+    def last_slots(self) -> Tensor:
+        """The slots of the three columns that show the feature of the last slot, `[B, 3]`."""
+        return (self.orders == self.orders[..., 2:, -1:]).int().argmax(dim=-1)
+
+    @property
     def inputs(self) -> Tensor:
         """One-hot tokens in reading order, those of the last panel all zero: `[B, 9 K, F]`."""
         symbols = self.panels.flatten(-3).to(torch.int16, copy=True)
@@ -171,7 +87,7 @@ class SravenBatch:
         return (symbols.unsqueeze(-1) == values).to(torch.float32)
 
 
-class Sraven:
+class Sraven(Task):
     """SRAVEN instances under a seed, or under each seed of a population.
 
     >>> task = Sraven(SravenConfig(), seed=0)
@@ -179,6 +95,18 @@ class Sraven:
     >>> batch.inputs.shape, batch.targets.shape
     (torch.Size([128, 36, 8]), torch.Size([128, 4]))
     """
+
+    config: SravenConfig
+    sum_names = (
+        "loss",
+        "accuracy",
+        "feature_accuracy",
+        *(f"{what} {rule}" for what in ("solved", "instances with") for rule in RULES),
+        *(f"{what} {rule}" for what in ("right under", "features under") for rule in RULES),
+        "right sign",
+        "other sign",
+        "signs",
+    )
 
     def __init__(
         self,
@@ -220,6 +148,96 @@ class Sraven:
         return SravenBatch(
             columns_B33K.gather(-1, order_B33K), rules_BK, orders_B3K, self.config.values
         )
+
+    def outputs(self, model: Predict, batch: SravenBatch) -> Tensor:
+        """Logits of the K symbols of the last panel, `[M, B, K, F]`."""
+        return model(batch.inputs, last=batch.targets.shape[-1])
+
+    def loss(self, outputs: Tensor, batch: SravenBatch) -> Tensor:
+        """Cross-entropy, the mean over instances and features."""
+        return _cross_entropy(outputs, batch).mean(dim=(-1, -2))
+
+    def tally(self, outputs: Tensor, batch: SravenBatch) -> Tensor:
+        """Loss, right as a whole, by feature and by rule, and which sign was answered."""
+        right_BK = feature_accuracy(outputs, batch.targets)
+        rules = torch.arange(len(RULES), device=right_BK.device)
+        governs_BKR = batch.target_rules.unsqueeze(-1) == rules
+        has_BR, right_B1 = governs_BKR.any(dim=-2), right_BK.all(dim=-1, keepdim=True)
+        numbers = (
+            _cross_entropy(outputs, batch).mean(dim=-1, keepdim=True),
+            right_B1,
+            right_BK.double().mean(dim=-1, keepdim=True),
+            has_BR & right_B1,
+            has_BR,
+            (governs_BKR & right_BK.unsqueeze(-1)).sum(dim=-2),
+            governs_BKR.sum(dim=-2),
+            _signs(outputs, batch),
+        )
+        return torch.cat([number.double() for number in numbers], dim=-1)
+
+    def measure(self, sums: Mapping[str, float]) -> dict[str, Any]:
+        """Turn sums into measures; None for a rule that did not occur.
+
+        accuracy_by_rule: of the instances that have the rule. feature_accuracy_by_rule: of the
+        features that the rule governs. signs: of the features for which addition and subtraction
+        give different symbols, the fraction answered with the right sign and with the other one.
+        """
+
+        def by_rule(right: str, count: str) -> dict[str, float | None]:
+            return {
+                rule: _ratio(sums[f"{right} {rule}"], sums[f"{count} {rule}"]) for rule in RULES
+            }
+
+        names = ("loss", "accuracy", "feature_accuracy")
+        right, other = (_ratio(sums[f"{name} sign"], sums["signs"]) for name in ("right", "other"))
+        return {name: sums[name] / sums[COUNT] for name in names} | {
+            "accuracy_by_rule": by_rule("solved", "instances with"),
+            "feature_accuracy_by_rule": by_rule("right under", "features under"),
+            "signs": None if right is None else {"right": right, "other": other},
+        }
+
+    def probe(
+        self, split: str, index: Tensor, *, keys: str = "self", permute: bool = False
+    ) -> Probe:
+        """Return instances and the last token, which shows the last slot of the answer.
+
+        keys: "self", the token itself, as in the paper's text; or "panels", the same feature in the
+        two panels before, as in the authors' code. permute: show the features as in training, if
+        the task permutes them; by default, as in the paper, in the order of their rules, so that
+        the last slot has the highest of the K rules.
+        """
+        if keys not in KEYS:
+            raise unknown_name("keys", keys, KEYS)
+        batch = (self if permute else self.in_order).batch(split, index)
+        if keys == "self":
+            return Probe(batch)
+        panels = torch.arange(6, 8, device=self.seed.device)  # before the answer, which is 8
+        return Probe(batch, keys=batch.last_slots[..., :2] + self.config.features * panels)
+
+    def labels(self, outputs: Tensor, batch: SravenBatch) -> dict[str, Label]:
+        """Return what is known about the last slot of the answer.
+
+        `inputs`: the two symbols of its feature before it in the row.
+        """
+        prediction, target = outputs[..., -1, :].argmax(dim=-1), batch.targets[..., -1]
+        before = batch.panels[..., 2, :2, :].gather(-1, batch.last_slots[..., :2, None])[..., 0]
+        rule = Label(batch.target_rules[..., -1], RULES, ("decode", "explain", "colour"))
+        return {
+            "rule": rule,
+            "target": Label(target, uses=("explain",)),
+            "prediction": Label(prediction, uses=("colour",)),
+            "right": Label(prediction == target),
+            "inputs": Label(before),
+        }
+
+    @cached_property
+    def in_order(self) -> "Sraven":
+        """The same without permutation: features in the order of their rules."""
+        if not self.config.permute:
+            return self
+        seeds = self.seed.flatten().tolist()
+        config = replace(self.config, permute=False)
+        return Sraven(config, seeds if self.seed.ndim else seeds[0], device=self.seed.device)
 
     def dataset(self, split: str, length: int) -> TaskDataset:
         """The first `length` instances of a split as a map-style dataset.
@@ -304,3 +322,23 @@ def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 def feature_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether each symbol of an answer is right, `[B, K]`."""
     return logits.argmax(dim=-1) == targets
+
+
+def _cross_entropy(logits_BKF: Tensor, batch: SravenBatch) -> Tensor:
+    values = torch.arange(batch.values, device=logits_BKF.device)
+    # Not a gather, whose gradient is scattered additions.
+    chosen = batch.targets.unsqueeze(-1) == values
+    return -(logits_BKF.log_softmax(dim=-1) * chosen).sum(dim=-1)
+
+
+def _signs(logits_BKF: Tensor, batch: SravenBatch) -> Tensor:
+    """Count answers that are right, right with the other sign, and all these features."""
+    answers_BK, other_BK = logits_BKF.argmax(dim=-1), batch.other_sign
+    differs_BK = other_BK != batch.targets
+    right_BK = (answers_BK == batch.targets) & differs_BK
+    wrong_BK = (answers_BK == other_BK) & differs_BK
+    return torch.stack([x.sum(dim=-1) for x in (right_BK, wrong_BK, differs_BK)], dim=-1)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,4 +1,4 @@
-"""SRAVEN instances as text: JSON objects read with care, and prompts for language models."""
+"""SRAVEN instances as text: validated JSON input and prompts for language models."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ RULES_IN_WORDS = (
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance that was read: its panels `[1, 3, 3, K]`, and the last one if it was given."""
+    """An instance read from JSON: panels `[1, 3, 3, K]`, and the last panel if it was given."""
 
     panels: Tensor
     config: SravenConfig
@@ -31,7 +31,7 @@ class Instance:
 
 
 def panel_text(panel: Sequence[int]) -> str:
-    """The symbols of a panel on one line.
+    """Format the symbols of a panel on one line.
 
     >>> panel_text([3, 0, 7])
     '3 0 7'
@@ -40,7 +40,7 @@ def panel_text(panel: Sequence[int]) -> str:
 
 
 def prompt(panels: Sequence[Sequence[Sequence[int]]], config: SravenConfig) -> str:
-    """An instance as a question to a language model; the last panel is not told.
+    """Format an instance as a prompt for a language model, without the last panel.
 
     >>> row = [[1], [2], [3]]
     >>> prompt([row, row, row], SravenConfig(features=1)).splitlines()[-3:]
@@ -72,10 +72,10 @@ def read_instance(
     permute: bool | None = None,
     fields: Sequence[str] = ("panels", "values", "permute"),
 ) -> Instance:
-    """Reads one instance from JSON, or says which row, column and feature is wrong.
+    """Read one instance from JSON; an error names the wrong row, column and feature.
 
-    values, permute: used in place of what the instance says about itself. fields: the names that
-    it may have; those that do not matter here are ignored, those that are unknown are refused.
+    values, permute: override those of the instance. fields: the allowed field names; allowed fields
+    that are not needed here are ignored, unknown ones rejected.
 
     >>> row = "[[1], [2], [3]]"
     >>> read_instance(f'{{"values": 8, "panels": [{row}, {row}, [[1], [9]]]}}')
@@ -93,7 +93,7 @@ def read_instance(
     settings = {"values": values, "permute": permute}
     settings = {name: entry.get(name) if now is None else now for name, now in settings.items()}
     if settings["values"] is None:
-        raise bad_value("values", "nothing", "the number of symbols, in the instance or as option")
+        raise bad_value("values", "nothing", "the number of symbols, in the JSON or as option")
     rows = _rows(entry["panels"])
     features = entry.get("features")
     if type(features) is not int:
@@ -134,13 +134,13 @@ def _json_object(text: str | bytes) -> dict[str, Any]:
 
 
 def _rows(panels: Any) -> list[list[Any]]:
-    """Three lists of three panels, the last list of two or three."""
+    """Check the shape of the panels: three rows of three, of which the last may have two."""
     if not isinstance(panels, list) or len(panels) != 3:
         raise bad_value("panels", _shown(panels, "rows"), "3 rows")
     for i, row in enumerate(panels):
         if not isinstance(row, list) or len(row) not in ((2, 3) if i == 2 else (3,)):
             expected = (
-                "3 panels, the last of them may be null or left out" if i == 2 else "3 panels"
+                "3 panels, of which the last may be null or omitted" if i == 2 else "3 panels"
             )
             raise bad_value(f"row {i}", _shown(row, "panels"), expected)
     return [list(row) for row in panels]
@@ -158,7 +158,7 @@ def _check_panel(panel: Any, config: SravenConfig, row: int, column: int) -> Non
 
 
 def _shown(thing: Any, items: str = "items") -> str:
-    """What was given, in few words: the length of a list, or the beginning of its JSON."""
+    """Describe a value briefly: the length of a list, or the beginning of its JSON."""
     if isinstance(thing, list):
         return f"{len(thing)} {items}" if items == "symbols" or thing else f"no {items}"
     text = json.dumps(thing)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import torch
-from torch import Tensor
 
 from hyla.errors import bad_value, unknown_name
+from hyla.tasks.address import Estimate
 from hyla.tasks.sraven import (
     RULES,
     STEPS,
@@ -17,22 +17,7 @@ from hyla.tasks.sraven import (
     SravenConfig,
     number_of_combinations,
 )
-from hyla.tasks.sraven_solver import default_chunk, solve
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over instances with its standard error."""
-
-    value: float
-    standard_error: float
-
-    @classmethod
-    def of(cls, samples: Tensor) -> "Estimate":
-        """The mean of a tensor of samples."""
-        samples = samples.double()
-        error = float(samples.std(correction=0)) / math.sqrt(len(samples))
-        return cls(float(samples.mean()), error)
+from hyla.tasks.sraven.solver import default_chunk, solve
 
 
 @dataclass(frozen=True)

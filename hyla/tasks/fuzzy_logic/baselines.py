@@ -1,7 +1,6 @@
-"""What can be read from the context of a fuzzy logic instance without a trained model.
+"""Non-learned fuzzy logic baselines, which predict masked targets from the context alone.
 
-A reader takes the tokens of instances and predicts their masked targets. Shapes: B leading axes, N
-examples of a sequence, M = N - 1 of the context, L variables.
+Shapes: B leading axes, N examples of a sequence, M = N - 1 of the context, L variables.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,23 +12,23 @@ from torch import Tensor
 from hyla.errors import bad_value, unknown_name
 from hyla.tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig, evaluate, r2, split_combinations
 
-# Of widths from 0.4 to 1.4 and ridges from 1e-4 to 0.1 the best for functions of training.
+# The best on training functions among widths from 0.4 to 1.4 and ridges from 1e-4 to 0.1.
 KERNEL_WIDTH, RIDGE = 0.6, 0.01
 Functions = Iterable[Sequence[int]]  # combinations of terms
-# The functions that a reader takes to be possible, from a configuration and a seed.
+# The functions that a baseline considers, given a configuration and a seed.
 FUNCTIONS: dict[str, Callable[[FuzzyLogicConfig, int], Functions]] = {
     "functions of training": lambda config, seed: split_combinations(config, "train", seed),
     "known terms": lambda config, seed: combinations(range(config.known_terms), config.terms),
     "all terms": lambda config, seed: combinations(range(2**config.variables), config.terms),
 }
-READERS = ("regression", *FUNCTIONS)
-AT_ONCE = 2000  # instances, for the sake of memory
+BASELINES = ("regression", *FUNCTIONS)
+AT_ONCE = 2000  # instances per batch, to limit memory
 
 
 def explained(
     reader: str, config: FuzzyLogicConfig, split: str, instances: range, seed: int = 0
 ) -> Tensor:
-    """The R2 of a reader for each of these instances of a split."""
+    """Compute the R2 of a baseline on each of these instances of a split."""
     if not instances:
         raise bad_value("instances", len(instances), "1 or more")
     batch = FuzzyLogic(config, seed).batch(split, instances)
@@ -38,13 +37,13 @@ def explained(
 
 
 def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) -> Tensor:
-    """The masked targets, `[B]`, of tokens `[B, N, L + 1]`, by a reader of `READERS`.
+    """Predict the masked targets, `[B]`, of tokens `[B, N, L + 1]` with a baseline of `BASELINES`.
 
-    "regression" knows nothing of terms, "functions of training" those of this seed only, "known
-    terms" and "all terms" all combinations of these.
+    "regression" knows no terms; "functions of training" considers the training functions of this
+    seed, "known terms" and "all terms" all combinations of these terms.
     """
-    if reader not in READERS:
-        raise unknown_name("reader", reader, READERS)
+    if reader not in BASELINES:
+        raise unknown_name("reader", reader, BASELINES)
     if inputs.shape[-1] != config.variables + 1:
         expected = f"tokens of {config.variables} variables and a target, [B, N, L + 1]"
         raise bad_value("inputs", f"{list(inputs.shape)}", expected)
@@ -54,7 +53,7 @@ def predict(reader: str, inputs: Tensor, config: FuzzyLogicConfig, seed: int) ->
 
 
 def kernel_regression(inputs: Tensor) -> Tensor:
-    """Kernel ridge regression on the context, around its mean; a Gaussian kernel, in float64.
+    """Predict by Gaussian kernel ridge regression on the context, centred, in float64.
 
     >>> kernel_regression(torch.tensor([[[0.0, 0.5], [1.0, 0.5], [0.3, 0.0]]]))
     tensor([0.5000])
@@ -69,10 +68,10 @@ def kernel_regression(inputs: Tensor) -> Tensor:
 
 
 def best_fit(inputs: Tensor, functions: Functions) -> Tensor:
-    """The value of the function with the least squared error on the context.
+    """Predict with the function that has the least squared error on the context.
 
-    Of functions with the same error the mean, which has the least squared error to be expected if
-    all functions are equally probable. (With tokens of the task, in their own precision, the true
+    Functions with equal errors are averaged, which minimises the expected squared error if all
+    functions are equally probable. (On the task's own tokens, in their original precision, the true
     function has an error of exactly 0.)
 
     >>> tokens = torch.tensor([[[0.25, 0.25], [0.875, 0.0]]])  # f(0.25) = 0.25, f(0.875) = ?
@@ -100,7 +99,7 @@ def best_fit(inputs: Tensor, functions: Functions) -> Tensor:
 
 
 def _context(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs of all examples, `[B, N, L]`, and the targets of all but the last, `[B, M]`."""
+    """Split into the inputs of all examples, `[B, N, L]`, and the context's targets, `[B, M]`."""
     if inputs.shape[-2] < 2:
         raise bad_value("inputs", f"{list(inputs.shape)}", "two or more examples, [B, N, L + 1]")
     return inputs[..., :-1], inputs[..., :-1, -1]

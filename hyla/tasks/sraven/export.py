@@ -1,4 +1,4 @@
-"""SRAVEN instances as records with everything known about them, and files of such records."""
+"""Export SRAVEN instances as records with rules, consistent answers and posterior."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ import torch
 from hyla.errors import bad_value, unknown_name
 from hyla.files import new_file
 from hyla.tasks.sraven import RULES, Sraven
-from hyla.tasks.sraven_solver import Hypotheses, Solution, solve, unambiguous_batch
-from hyla.tasks.sraven_text import Instance, panel_text, prompt
+from hyla.tasks.sraven.solver import Hypotheses, Solution, solve, unambiguous_batch
+from hyla.tasks.sraven.text import Instance, panel_text, prompt
 
 CHUNK = 2048
-# The fields of a record, with the types that Parquet gives them.
+# The fields of a record, with their Parquet types.
 FIELDS = {
     "seed": "int64",
     "split": "string",
@@ -44,14 +44,8 @@ Record = dict[str, Any]
 Writer = Callable[[list[Record]], None]
 
 
-def check_index(name: str, index: int, count: int = 1) -> None:
-    """Refuses instance numbers that are not addresses."""
-    if not 0 <= index <= 2**63 - 1 - count:
-        raise bad_value(name, index, f"a whole number from 0 to 2^63 - {1 + count}")
-
-
 def ranked_answers(solution: Solution) -> list[list[tuple[list[int], float]]]:
-    """The answers of each instance with their probabilities, the most probable one first.
+    """Return the answers of each instance with their probabilities, most probable first.
 
     >>> from hyla.tasks.sraven import SravenConfig
     >>> task = Sraven(SravenConfig(values=4))
@@ -73,11 +67,11 @@ def ranked_answers(solution: Solution) -> list[list[tuple[list[int], float]]]:
 def records(
     task: Sraven, split: str, index: range, *, prior: str | None = None, unambiguous: bool = False
 ) -> list[Record]:
-    """Instances with address, settings, latents, all consistent answers and their posterior.
+    """Return instances with address, settings, latents, all consistent answers and posterior.
 
-    prior: the split over whose rule combinations the prior of the posterior is uniform; None: that
-    of the instances. The most probable answers come first; those that only rules outside the prior
-    prescribe have probability 0.
+    prior: the split whose rule combinations have a uniform prior; None: that of the instances. The
+    most probable answers come first. Answers that only follow from rules outside the prior have
+    probability 0.
 
     >>> from hyla.tasks.sraven import SravenConfig
     >>> [record] = records(Sraven(SravenConfig()), "train", range(7, 8))
@@ -112,11 +106,11 @@ def records(
 
 
 def solved(instance: Instance) -> Record:
-    """What there is to say about an instance that was read, under all rule combinations.
+    """Solve an instance read from JSON, under all rule combinations.
 
-    Each answer has one example, the most probable hypothesis that prescribes it: for each slot of
-    the last panel a rule, and the slots of the three columns that it relates. An answer that the
-    instance came with is compared.
+    Each answer has one example, the most probable hypothesis that implies it: for each slot of the
+    last panel a rule, and the slots of the three columns that it relates. If the instance has an
+    answer, it is checked.
     """
     solution = solve(instance.panels, instance.config)
     [ranked] = ranked_answers(solution)
@@ -160,9 +154,9 @@ def export(
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Writes instances to a Parquet or JSON lines file, which appears when it is complete.
+    """Write instances to a Parquet or JSON lines file, which appears only when complete.
 
-    file_format: "parquet" or "jsonl"; by the extension of the path if None. prior: as in `records`.
+    file_format: "parquet" or "jsonl"; None: by the extension of the path. prior: as in `records`.
     progress: called with the number of instances written since the last call.
     """
     chosen = FORMATS[format_of(path, file_format)]
@@ -176,7 +170,7 @@ def export(
 
 
 def format_of(path: Path, file_format: str | None = None) -> str:
-    """The format that was asked for, or the one that the extension says.
+    """Return the requested format, or else that of the file extension.
 
     >>> format_of(Path("instances.parquet"))
     'parquet'

@@ -1,6 +1,7 @@
 """`hyla sraven`: symbolic Raven's matrices to look at, to solve, to measure and to export."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +12,23 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from hyla.cli.shared import checked_device, command, library_split, progress_bar, write_json
+from hyla.drawing import FORMATS, save
 from hyla.errors import bad_value, unknown_name
-from hyla.files import new_file
-from hyla.tasks.export import FIELDS, check_index, export, format_of, records, solved
+from hyla.files import new_file, without_nan
+from hyla.tasks.address import Estimate, check_index
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE
 from hyla.tasks.sraven import Sraven, SravenConfig
-from hyla.tasks.sraven_draw import draw, save
-from hyla.tasks.sraven_print import print_answers, print_instance
-from hyla.tasks.sraven_stats import Estimate, statistics
-from hyla.tasks.sraven_text import read_instance
-
-PICTURES = ("svg", "png")
+from hyla.tasks.sraven.answers import (
+    ArithmeticAnswers,
+    agreement_after_row_swap,
+    arithmetic_answers,
+)
+from hyla.tasks.sraven.draw import draw
+from hyla.tasks.sraven.export import FIELDS, export, format_of, records, solved
+from hyla.tasks.sraven.show import print_answers, print_instance
+from hyla.tasks.sraven.stats import statistics
+from hyla.tasks.sraven.text import read_instance
+from hyla.train.trained import load_member
 
 PriorOption = Annotated[str | None, arg(metavar="{all,train,held-out}")]
 
@@ -92,8 +100,8 @@ def sraven_show(
     """
     check_index("index", index)
     picture = None if output is None else output.suffix.removeprefix(".").lower()
-    if picture is not None and picture not in PICTURES:
-        raise unknown_name("output (its extension)", picture, PICTURES)
+    if picture is not None and picture not in FORMATS:
+        raise unknown_name("output (its extension)", picture, FORMATS)
     source, split = Sraven(task.config, task.seed), library_split(task.split)
     [record] = records(
         source, split, range(index, index + 1), prior=_prior(prior), unambiguous=unambiguous
@@ -226,3 +234,61 @@ def sraven_export(
         )
     else:
         sys.stdout.write(f"Wrote {instances} instances to {path} ({file_format}, {size} bytes)\n")
+
+
+@command(app, "answers")
+def sraven_answers(
+    name_or_path: Positional[Path],
+    member: int = 0,
+    instances: int = 2000,
+    split: Annotated[str, arg(metavar="{all,train,held-out}")] = "held-out",
+    json: bool = False,
+) -> None:
+    """Measure whether a trained model tells addition from subtraction, and which rows it uses.
+
+    Args:
+        name_or_path: A run folder, or the name of a packaged model, such as sraven-hyla.
+        member: Number of the member.
+        instances: How many instances, none of them seen in training.
+        split: Draw rules from all combinations, those of training or those held out.
+        json: Print JSON only.
+    """
+    config, model = load_member(name_or_path, member)
+    if not isinstance(config.task, SravenConfig):
+        raise bad_value("name_or_path", f"a model of {config.task_name}", "a model of sraven")
+    source = Sraven(config.task, config.members[member].seed)
+    first = FIRST_EVALUATION_INSTANCE
+    batch = source.batch(library_split(split), range(first, first + instances))
+    answers, kept = arithmetic_answers(model, batch), agreement_after_row_swap(model, batch)
+    if json:
+        parts = {rule: asdict(x) | {"told_apart": x.told_apart} for rule, x in answers.items()}
+        write_json(without_nan({"arithmetic": parts, "agreement_after_row_swap": kept}))
+        return
+    for text in _in_words(answers, kept):
+        Console(highlight=False).print(text, soft_wrap=True)
+
+
+def _in_words(answers: dict[str, ArithmeticAnswers], kept: dict[str, float]) -> Iterator[str]:
+    """One line for each rule that occurs, one for both, and one for rows."""
+    results = {"addition": ("sum", "difference"), "subtraction": ("difference", "sum")}
+    for rule, found in answers.items():
+        right, other = results[rule]
+        if found.count:
+            yield (
+                f"Answers under {rule}, held out: {100 * found.right:.1f} % the {right}, "
+                f"{100 * found.other:.1f} % the {other} (of {found.count} where they differ)"
+            )
+    parts = [(x.right * x.count, x.other * x.count) for x in answers.values() if x.count]
+    rightly, either = sum(x for x, _ in parts), sum(x + y for x, y in parts)
+    if either:
+        right_part = f"{100 * rightly / either:.1f} ± {50 / either**0.5:.1f}"
+        yield (
+            f"Told apart: of the answers that are the sum or the difference {right_part} % are "
+            "right, 50 by chance"
+        )
+    if kept:
+        parts_of_rows = ", ".join(f"the {row} {100 * part:.1f} %" for row, part in kept.items())
+        yield (
+            f"Answers unchanged when a row is swapped with another instance's: {parts_of_rows} "
+            "(100 %: the row is not used)"
+        )
