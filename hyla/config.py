@@ -52,7 +52,8 @@ class Config:
             value, wanted = getattr(self, field.name), field.type
             if wanted is float and type(value) is int:
                 continue
-            if not isinstance(wanted, type) or type(value) is wanted:
+            # A descriptor has checked the value itself.
+            if not isinstance(wanted, type) or hasattr(wanted, "__set__") or type(value) is wanted:
                 continue
             if not (issubclass(wanted, Config) and isinstance(value, wanted)):  # a task's own class
                 raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")

@@ -10,15 +10,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.layer import (
     NO_DROPOUT,
     POSITIONS,
-    KeyValueCache,
     MultiHeadAttention,
     check_dropout,
     token_index,
 )
-from hyla.attention.variants import ACTIVATIONS, KINDS
+from hyla.attention.registry import ACTIVATIONS, find
+from hyla.attention.variants import Kind, KindName
 from hyla.config import Config
 from hyla.errors import bad_value
 from hyla.layers import Embedding, LayerNorm, Linear, gelu, is_watched, lecun_normal_, linear
@@ -36,7 +37,8 @@ class ModelConfig(Config):
     width: size of a token between the layers.
     heads: number of heads of each layer.
     head_size: size of queries, keys and values of one head.
-    kind: kind of attention, a name in `hyla.KINDS`.
+    kind: kind of attention: a name of `hyla.KINDS`, or a `Kind`, which is stored by its parts, such
+        as "softmax.deep.nonlinear", unless it is registered.
     activation: nonlinearity of the value network, for kinds that have one.
     causal: mask later tokens.
     positions: `t5` (a bias for each head and distance), `rotary` or `none`.
@@ -61,7 +63,7 @@ class ModelConfig(Config):
     width: int = 128
     heads: int = 16
     head_size: int = 4
-    kind: str = "hyla"
+    kind: KindName = KindName()  # noqa: RUF009  a descriptor
     activation: str = "relu"
     causal: bool = False
     positions: str = "t5"
@@ -75,8 +77,6 @@ class ModelConfig(Config):
 
     choices: ClassVar[dict[str, Collection[str]]] = {
         "inputs": INPUTS,
-        "kind": KINDS,
-        "activation": ACTIVATIONS,
         "positions": POSITIONS,
         "feed_forward": FEED_FORWARDS,
     }
@@ -88,6 +88,7 @@ class ModelConfig(Config):
         self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
         self._check_at_least(2, "buckets")
         self._check_choices()
+        find(ACTIVATIONS, "activation", self.activation)
         if self.positions == "rotary" and self.head_size % 2:
             raise bad_value("head_size", self.head_size, "an even number for rotary positions")
         if self.feed_forward == "moe" and self.top_k > self.experts:
@@ -104,7 +105,7 @@ class ModelConfig(Config):
         return replace(self, heads=heads, head_size=size // heads)
 
 
-def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
+def fuzzy_logic_model(kind: str | Kind = "hyla", examples: int = 32) -> ModelConfig:
     """The paper's model for fuzzy logic with 4 variables and this many examples in context."""
     return ModelConfig(
         input_size=5,
@@ -118,7 +119,7 @@ def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
 
 
 def sraven_model(
-    kind: str = "hyla",
+    kind: str | Kind = "hyla",
     *,
     layers: int = 4,
     width_factor: int = 1,
@@ -144,7 +145,7 @@ def sraven_model(
     )
 
 
-def language_model(kind: str = "hyla", words: int = 32_000) -> ModelConfig:
+def language_model(kind: str | Kind = "hyla", words: int = 32_000) -> ModelConfig:
     """The paper's language model: 6 causal layers of width 512 with rotary positions."""
     return ModelConfig(
         input_size=words,

@@ -19,23 +19,26 @@ def options_of(
     *,
     hidden: Collection[str] = (),
     metavars: Mapping[str, str] | None = None,
+    allowed: Mapping[str, Collection[str]] | None = None,
     title: str = "",
 ) -> type:
     """Make a group of options: a plain dataclass with the fields of a configuration as defaults.
 
     Nothing is checked when it is made, so that errors are those of the configuration. The help of a
-    field is what the docstring of its class says after `name:`.
+    field is what the docstring of its class says after `name:`. allowed: values of fields, beside
+    the `choices` of the class.
     """
     texts, names = field_texts(type(default)), metavars or {}
+    choices = {**type(default).choices, **(allowed or {})}
     groups = []
     for one in fields(default):
         if one.name in hidden:
             continue
-        value, kind = getattr(default, one.name), one.type
-        allowed = type(default).choices.get(one.name, ())
-        metavar = "{" + ",".join(allowed) + "}" if 0 < len(allowed) < MANY else METAVARS.get(kind)
-        text = texts.get(one.name, "")
-        text += f" One of {', '.join(allowed)}." if len(allowed) >= MANY else ""
+        value = getattr(default, one.name)
+        kind: Any = str if hasattr(one.type, "__set__") else one.type  # a descriptor of a name
+        known, text = choices.get(one.name, ()), texts.get(one.name, "")
+        metavar = "{" + ",".join(known) + "}" if 0 < len(known) < MANY else METAVARS.get(kind)
+        text += f" One of {', '.join(known)}." if len(known) >= MANY else ""
         about = arg(help=text, metavar=names.get(one.name, metavar))
         groups.append((one.name, Annotated[kind, about], field(default=value)))
     group = make_dataclass(type(default).__name__, groups, frozen=True)

@@ -20,10 +20,11 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 from tyro.extras import SubcommandApp
 
 from hyla import native
+from hyla.attention import ACTIVATIONS, KINDS
 from hyla.cli.display import display_for, tell
 from hyla.cli.members import print_summary
 from hyla.cli.options import different, options_of
-from hyla.cli.shared import command, library_split, stub, write_json
+from hyla.cli.shared import command, library_split, stub, typed_kind, write_json
 from hyla.errors import bad_value
 from hyla.tasks.base import AS_DESCRIBED, TaskConfig, command_names, task_class
 from hyla.train import checkpoint, loop
@@ -170,7 +171,7 @@ def _command(kind: type[TaskConfig], arguments: Sequence[str]) -> Callable[..., 
             raise bad_value("steps", "--steps and --instances", "one of these two")
         values = vars(training) | {
             "task": kind(**vars(task)),
-            "model": replace(usual.model, **vars(model)),
+            "model": replace(usual.model, **vars(model) | {"kind": typed_kind(model.kind)}),
             "splits": different("splits", tuple(map(library_split, training.splits))),
         }
         values.pop("preset")
@@ -190,7 +191,13 @@ def _command(kind: type[TaskConfig], arguments: Sequence[str]) -> Callable[..., 
     training = options_of(usual, hidden=HIDDEN, metavars={"splits": "SPLIT [SPLIT ...]"})
     train.__annotations__ |= {
         "task": options_of(settings, title="Settings of the task."),
-        "model": options_of(usual.model, hidden=sizes, title="The model."),
+        "model": options_of(
+            usual.model,
+            hidden=sizes,
+            title="The model.",
+            metavars={"kind": "KIND or package.module:name"},
+            allowed={"kind": KINDS, "activation": ACTIVATIONS},
+        ),
         "population": PopulationOptions,
         "training": _with_preset(training, kind),
         "run": RunOptions,

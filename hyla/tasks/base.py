@@ -244,6 +244,9 @@ class Tally:
         return found | {name: by_name[name] / by_name[COUNT] for name in self.task.config.metrics}
 
 
+# Names of a label's values that keep their order and colour in all figures.
+NAMED_VALUES: dict[str, int] = {}
+
 ConfigClass = TypeVar("ConfigClass", bound=type[TaskConfig])
 # Tasks of the package are imported when they are needed.
 _TASKS: dict[str, type[TaskConfig] | str] = {

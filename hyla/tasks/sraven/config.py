@@ -15,6 +15,7 @@ from hyla.model import sraven_model
 from hyla.tasks.address import MAX_COMBINATIONS, SPLIT_STREAM, part_of, published_split
 from hyla.tasks.base import (
     FIRST_VALIDATION_INSTANCE,
+    NAMED_VALUES,
     VALIDATION,
     Measure,
     Preset,
@@ -38,6 +39,7 @@ RULES = (
     "subtraction",
     "distribute three",
 )
+NAMED_VALUES.update({rule: number for number, rule in enumerate(RULES)})
 STEPS = (0, 1, 2, -1, -2)  # of the first five rules from one column to the next
 ADDITION, SUBTRACTION, DISTRIBUTE_THREE = 5, 6, 7
 ROW_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
