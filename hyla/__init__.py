@@ -18,6 +18,7 @@ from hyla.attention.cache import KeyValueCache
 from hyla.attention.checks import KindError, check_kind
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
 from hyla.attention.layer import MultiHeadAttention
+from hyla.evaluation import evaluate
 from hyla.layers import member, stack
 from hyla.model import (
     ModelConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "attend",
     "build",
     "check_kind",
+    "evaluate",
     "fuzzy_logic_model",
     "import_kind",
     "language_model",

@@ -33,6 +33,7 @@ LAYERS = [
         "attention",
         "model",
         "tasks",
+        "evaluation",
         "train",
     ),
     *("analysis", "experiments", "report", "demo", "cli"),
