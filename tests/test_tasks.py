@@ -1,5 +1,9 @@
 """The seam for tasks: a toy task from outside, the checks, metrics, and evaluation of any model."""
 
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,6 +120,7 @@ class Toy(Task):
         return function(outputs, batch.positive.to(outputs.dtype), reduction="none")
 
 
+ROOT = Path(__file__).parents[1]
 SMALL = {
     "toy": ToyConfig(size=5),
     "sraven": SravenConfig(features=2, values=5),
@@ -269,3 +274,24 @@ def test_a_task_that_is_not_registered_is_refused_with_the_way_out() -> None:
         RunConfig.from_dict(values | {"task": {"name": "toys"}})
     with pytest.raises(ValueError, match="name: expected"):
         register_task("sraven")(ToyConfig)
+
+
+def test_the_guide_runs(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "tasks.md").read_text()
+    example, *others = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (shell,) = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "mytask.py").write_text(example)
+    sizes = "--steps 3 --warmup 1 --evaluation-instances 7 --no-compiled --device cpu"
+    tiny = {"train": sizes, "analyse": "--instances 200"}
+    for program, name, *rest in map(shlex.split, shell.splitlines()):
+        started = ["-P", "-m", "hyla.cli", name] if program == "hyla" else [name]
+        arguments = [sys.executable, *started, *rest, *tiny.get(name, "").split()]
+        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    for part in others:
+        small = part.replace("STEPS, model = 200", "STEPS, model = 2").replace("=512", "=64")
+        (tmp_path / "part.py").write_text(small)
+        result = subprocess.run(
+            [sys.executable, "part.py"], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert result.returncode == 0, result.stderr

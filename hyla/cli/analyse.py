@@ -41,6 +41,7 @@ def analyse(
     seed: int = 0,
     device: str = "cpu",
     kind: Annotated[str | None, arg(metavar="KIND", help_behavior_hint="")] = None,
+    task: Annotated[str | None, arg(metavar="TASK", help_behavior_hint="")] = None,
     output: Annotated[Path | None, arg(metavar="FILE.npz")] = None,
     figure: Annotated[Path | None, arg(metavar="FILE.png")] = None,
     overwrite: bool = False,
@@ -61,6 +62,7 @@ def analyse(
         seed: Seed of the shuffled labels and of the figure.
         device: Where to compute: cpu, or cuda.
         kind: Kind of attention that the run uses, if it is your own, as package.module:name.
+        task: Task of the run, if it is your own, as package.module:Class.
         output: Write the held-out codes and their labels to this file, for NumPy.
         figure: Draw a t-SNE of the held-out codes to this .png or .svg file.
         overwrite: Replace files that exist.
@@ -69,12 +71,14 @@ def analyse(
     _check_files(output, figure)
     if kind is not None:
         shared.typed_kind(kind)  # a run folder imports nothing
+    if task is not None:
+        shared.typed_task(task)
     config, model = load_member(name_or_path, member)
     number = _checked_layer(config, layer)
     model.to(shared.checked_device(device))
-    task, seed_of_data, options = config.task, config.members[member].seed, _probe_options(probe)
-    get: Any = partial(collect, model, task, instances=instances, seed=seed_of_data)
-    held_out = get(task.headline, **options)
+    of, seed_of_data, options = config.task, config.members[member].seed, _probe_options(probe)
+    get: Any = partial(collect, model, of, instances=instances, seed=seed_of_data)
+    held_out = get(of.headline, **options)
     labels = held_out.labels_to("decode")
     if not labels:
         raise bad_value("task", config.task_name, "one whose instances have a label to decode")
@@ -85,7 +89,7 @@ def analyse(
         with new_file(output, overwrite=overwrite) as handle:
             held_out.save(handle)
     if figure is not None:
-        drawn = get(task.headline, **{**task.map_probe, **options})
+        drawn = get(of.headline, **{**of.map_probe, **options})
         with new_file(figure, overwrite=overwrite) as handle:
             save(_figure(drawn, config, number, seed), handle, _extension(figure))
     if json:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any, ParamSpec
 
 import torch
@@ -15,6 +16,7 @@ from tyro.extras import SubcommandApp
 
 from hyla.attention.variants import import_kind
 from hyla.errors import bad_value
+from hyla.tasks.base import TaskConfig
 
 Arguments = ParamSpec("Arguments")
 Command = Callable[Arguments, None]
@@ -64,9 +66,27 @@ def typed_kind(text: str) -> str:
     """
     if ":" not in text:
         return text
-    if os.getcwd() not in sys.path:  # a command starts without it; last, so that it hides nothing
-        sys.path.append(os.getcwd())
+    search_current_folder()
     return import_kind(text)
+
+
+def search_current_folder() -> None:
+    """Import from the current folder too, but last, so that nothing there hides a package."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def typed_task(name: str) -> type[TaskConfig]:
+    """Import a task of somebody else, typed as `package.module:Class`."""
+    module, _, attribute = name.partition(":")
+    search_current_folder()
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise bad_value("task", repr(name), f"a class that can be imported ({error})") from None
+    if not isinstance(found, type) or not issubclass(found, TaskConfig) or not found.task_name:
+        raise bad_value("task", repr(name), "a TaskConfig with @register_task")
+    return found
 
 
 def checked_device(name: str) -> torch.device:

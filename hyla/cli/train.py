@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from hyla.attention import ACTIVATIONS, KINDS
 from hyla.cli.display import display_for, tell
 from hyla.cli.members import print_summary
 from hyla.cli.options import different, options_of
-from hyla.cli.shared import command, library_split, stub, typed_kind, write_json
+from hyla.cli.shared import command, library_split, stub, typed_kind, typed_task, write_json
 from hyla.errors import bad_value
 from hyla.tasks.base import AS_DESCRIBED, TaskConfig, command_names, task_class
 from hyla.train import checkpoint, loop
@@ -139,25 +138,13 @@ def app_for(arguments: Sequence[str]) -> SubcommandApp:
     app = SubcommandApp()
     given = arguments[0] if arguments else ""
     if ":" in given:
-        command(app, given)(_command(_imported(given), arguments[1:]))
+        command(app, given)(_command(typed_task(given), arguments[1:]))
     for name, task in command_names().items():
         if name == given:
             command(app, name)(_command(task_class(task), arguments[1:]))
         else:
             command(app, name)(stub(f"Train on {task.replace('_', ' ')}."))
     return app
-
-
-def _imported(name: str) -> type[TaskConfig]:
-    """Import a task of somebody else, named as `package.module:Class`."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise bad_value("task", repr(name), f"a class that can be imported ({error})") from None
-    if not isinstance(found, type) or not issubclass(found, TaskConfig) or not found.task_name:
-        raise bad_value("task", repr(name), "a TaskConfig with @register_task")
-    return found
 
 
 def _command(kind: type[TaskConfig], arguments: Sequence[str]) -> Callable[..., None]:
