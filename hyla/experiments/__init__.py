@@ -14,12 +14,13 @@ from hyla.experiments.paper.sraven import (
     HELD_OUT_FRACTION,
     WIDTH,
 )
+from hyla.experiments.recall import RECALL
 from hyla.experiments.spec import Claim, Experiment, Figure, Plan, Point, Row
 
 _ALL = (
     ABLATION, FUZZY_LOGIC, READERS_FUZZY, WIDTH, DEPTH, HEADS_EXPERIMENT, FEATURES,
     HELD_OUT_FRACTION, READERS_SRAVEN, AMBIGUITY_EXPERIMENT, CODES_FUZZY, CODES_SRAVEN, CODES_DEPTH,
-    DEMO, DEMO_CODES,
+    RECALL, DEMO, DEMO_CODES,
 )  # fmt: skip
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
 
