@@ -72,7 +72,15 @@ print({label: explained(held_out, label).round(2).tolist() for label in ("rule",
 # Two dimensions (t-SNE) of the last layer's codes, coloured by rule and answer:
 
 # %%
-draw_embedding(embed(held_out, [-1])[3], held_out, ["rule", "target"], "HYLA, layer 3")
+from io import BytesIO
+
+from IPython.display import Image
+
+from hyla.drawing import save
+
+figure = draw_embedding(embed(held_out, [-1])[3], held_out, ["rule", "target"], "HYLA, layer 3")
+save(figure, file := BytesIO(), "png")
+Image(file.getvalue(), width=600)
 
 # %% [markdown]
 # Your own model: `attention_codes` takes attention weights, a tensor `[batch, heads, queries, keys]` for each layer; `collect_inputs`

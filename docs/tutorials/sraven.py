@@ -48,5 +48,5 @@ print(batch.inputs.shape, batch.targets.shape)
 print(hard.batch("held_out", range(7, 8)).panels[0].equal(hard.batch("held_out", 8).panels[7]))
 
 # %% [markdown]
-# Instance 7 is always the same instance: it is a pure function of the seed, the split and its number. More: [SRAVEN](../sraven.md),
+# Instance 7 depends only on the seed, the split and its number. More: [SRAVEN](../sraven.md),
 # and as files: [export](../export.md).
