@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention.fused import BACKENDS, choose
+from hyla.attention.kernels.choice import BACKENDS, choose
 from hyla.train.population import COMPILER_OPTIONS
 
 # Relative errors of output and gradients, by norm. Rounding may flip a ReLU: one in a thousand in

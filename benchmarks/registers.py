@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hyla.attention import cuda, thin, wide
-from hyla.attention.fused import Call, Form
+from hyla.attention.kernels import Call, KernelSpec, cuda, thin, wide
 from hyla.attention.variants import KINDS
 
 
@@ -74,12 +73,13 @@ def kernels_of(shape: Shape) -> list[Kernel]:
         return lambda *arguments: None
 
     kind = KINDS[shape.kind]
-    form = Form(kind.normaliser, kind.value_network, kind.nonlinear, not shape.bias, 0.5, 1e-6)
+    parts = kind.normaliser, kind.value_network, kind.nonlinear
+    spec = KernelSpec(*parts, not shape.bias, 0.5, 1e-6)
     sequences = 2048 if shape.kernels is thin else 2  # the batch that the kernels are tuned for
     q = torch.zeros(sequences, shape.tokens, shape.heads, shape.size, dtype=shape.dtype)
     pairs = (shape.tokens, shape.tokens)
     bias = torch.zeros(1, shape.heads, *pairs) if shape.bias else None
-    call = Call(q, q, q, bias, None, None, torch.ones(1, *pairs) if shape.dropout else None, form)
+    call = Call(q, q, q, bias, None, None, torch.ones(1, *pairs) if shape.dropout else None, spec)
     before, cuda.compile_kernel = cuda.compile_kernel, compile_kernel  # type: ignore[assignment]
     try:
         out, lse = shape.kernels.forward(call)

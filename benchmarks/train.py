@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hyla import KINDS, MultiHeadAttention, native
-from hyla.attention.fused import BACKENDS
+from hyla.attention.kernels.choice import BACKENDS
 from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import FEED_FORWARDS, sraven_model
 from hyla.train import RunConfig, grid

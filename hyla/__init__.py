@@ -2,9 +2,23 @@
 
 from pathlib import Path
 
-from hyla.attention import ACTIVATIONS, KINDS, Kind, attend, latent_codes
+from hyla.attention import (
+    ACTIVATIONS,
+    KINDS,
+    Kind,
+    attend,
+    import_kind,
+    latent_codes,
+    register_activation,
+    register_kind,
+    register_normaliser,
+    register_value_network,
+)
+from hyla.attention.cache import KeyValueCache
+from hyla.attention.checks import KindError, check_kind
 from hyla.attention.hypernetwork import ValueNetwork, value_networks
-from hyla.attention.layer import KeyValueCache, MultiHeadAttention
+from hyla.attention.layer import MultiHeadAttention
+from hyla.evaluation import evaluate
 from hyla.layers import member, stack
 from hyla.model import (
     ModelConfig,
@@ -22,17 +36,25 @@ __all__ = [
     "KINDS",
     "KeyValueCache",
     "Kind",
+    "KindError",
     "ModelConfig",
     "MultiHeadAttention",
     "Transformer",
     "ValueNetwork",
     "attend",
     "build",
+    "check_kind",
+    "evaluate",
     "fuzzy_logic_model",
+    "import_kind",
     "language_model",
     "latent_codes",
     "load",
     "member",
+    "register_activation",
+    "register_kind",
+    "register_normaliser",
+    "register_value_network",
     "sraven_model",
     "stack",
     "value_networks",

@@ -1,15 +1,22 @@
 """Configurations: frozen dataclasses, checked on construction, JSON both ways."""
 
 import json
+from collections.abc import Collection
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from hyla.errors import bad_value, unknown_name
 
 
 @dataclass(frozen=True)
 class Config:
-    """What all configurations share: JSON both ways, and an error for an unknown field."""
+    """What all configurations share: JSON both ways, and an error for an unknown field.
+
+    choices: the allowed values of fields that are names. Docstrings describe each field after its
+    name and a colon; commands show this as help.
+    """
+
+    choices: ClassVar[dict[str, Collection[str]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain JSON values, defaults written out."""
@@ -45,7 +52,8 @@ class Config:
             value, wanted = getattr(self, field.name), field.type
             if wanted is float and type(value) is int:
                 continue
-            if not isinstance(wanted, type) or type(value) is wanted:
+            # A descriptor has checked the value itself.
+            if not isinstance(wanted, type) or hasattr(wanted, "__set__") or type(value) is wanted:
                 continue
             if not (issubclass(wanted, Config) and isinstance(value, wanted)):  # a task's own class
                 raise bad_value(field.name, repr(value), f"a value of type {wanted.__name__}")
@@ -62,6 +70,7 @@ class Config:
         if not -1 <= split_seed < 2**63:
             raise bad_value("split_seed", split_seed, "-1, or a seed from 0 to 2^63 - 1")
 
-    def _check_choice(self, name: str, allowed: tuple[str, ...] | dict[str, Any]) -> None:
-        if getattr(self, name) not in allowed:
-            raise unknown_name(name, getattr(self, name), allowed)
+    def _check_choices(self) -> None:
+        for name, allowed in self.choices.items():
+            if getattr(self, name) not in allowed:
+                raise unknown_name(name, getattr(self, name), allowed)

@@ -3,21 +3,23 @@
 Shapes: B leading axes, T tokens, D width, E experts, F hidden size of the feed-forward layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hyla.attention.cache import KeyValueCache
 from hyla.attention.layer import (
     NO_DROPOUT,
     POSITIONS,
-    KeyValueCache,
     MultiHeadAttention,
     check_dropout,
     token_index,
 )
-from hyla.attention.variants import ACTIVATIONS, KINDS
+from hyla.attention.registry import ACTIVATIONS, find
+from hyla.attention.variants import Kind, KindName
 from hyla.config import Config
 from hyla.errors import bad_value
 from hyla.layers import Embedding, LayerNorm, Linear, gelu, is_watched, lecun_normal_, linear
@@ -30,13 +32,24 @@ INPUTS = ("continuous", "vocabulary")
 class ModelConfig(Config):
     """A transformer. The functions below give the paper's three.
 
-    inputs: `continuous` tokens of `input_size` numbers, or a `vocabulary` of `input_size` words.
-    positions: `t5` (`buckets` of distances up to `buckets`), `rotary` or `none`.
-    attention_dropout: the fraction of pairs of a query and a key that a step of training leaves
-        out, for all sequences and heads; the published code has 0.1.
-    feed_forward: `mlp`, or `moe` with `experts` of which each token takes `top_k`; the paper does
-        not say how many it used.
+    inputs: tokens are `continuous`, of `input_size` numbers, or words of a `vocabulary` of so many.
+    layers: blocks of attention and feed-forward layer.
+    width: size of a token between the layers.
+    heads: number of heads of each layer.
+    head_size: size of queries, keys and values of one head.
+    kind: kind of attention: a name of `hyla.KINDS`, or a `Kind`, which is stored by its parts, such
+        as "softmax.deep.nonlinear", unless it is registered.
+    activation: nonlinearity of the value network, for kinds that have one.
+    causal: mask later tokens.
+    positions: `t5` (a bias for each head and distance), `rotary` or `none`.
+    buckets: number of distances of the T5 bias; larger distances share the last one.
+    feed_forward: `mlp`, or `moe`, a mixture of experts.
+    hidden_size: hidden size of the feed-forward layer.
+    experts: number of experts of the mixture; the paper does not give it.
+    top_k: experts that each token takes; the paper does not give it.
     tied: the output layer is the transposed embedding of the vocabulary, without bias.
+    attention_dropout: fraction of query-key pairs that a training step drops, for all sequences and
+        heads; 0.1 in the published code.
 
     >>> ModelConfig(input_size=5, output_size=1, kind="hila")
     Traceback (most recent call last):
@@ -50,7 +63,7 @@ class ModelConfig(Config):
     width: int = 128
     heads: int = 16
     head_size: int = 4
-    kind: str = "hyla"
+    kind: KindName = KindName()  # noqa: RUF009  a descriptor
     activation: str = "relu"
     causal: bool = False
     positions: str = "t5"
@@ -62,17 +75,20 @@ class ModelConfig(Config):
     tied: bool = False
     attention_dropout: float = 0.0
 
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        "inputs": INPUTS,
+        "positions": POSITIONS,
+        "feed_forward": FEED_FORWARDS,
+    }
+
     def __post_init__(self) -> None:
         self._check_types()
         check_dropout(self.attention_dropout)
         self._check_at_least(1, "input_size", "output_size", "layers", "width", "heads")
         self._check_at_least(1, "head_size", "hidden_size", "experts", "top_k")
         self._check_at_least(2, "buckets")
-        self._check_choice("inputs", INPUTS)
-        self._check_choice("kind", KINDS)
-        self._check_choice("activation", ACTIVATIONS)
-        self._check_choice("positions", POSITIONS)
-        self._check_choice("feed_forward", FEED_FORWARDS)
+        self._check_choices()
+        find(ACTIVATIONS, "activation", self.activation)
         if self.positions == "rotary" and self.head_size % 2:
             raise bad_value("head_size", self.head_size, "an even number for rotary positions")
         if self.feed_forward == "moe" and self.top_k > self.experts:
@@ -89,7 +105,7 @@ class ModelConfig(Config):
         return replace(self, heads=heads, head_size=size // heads)
 
 
-def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
+def fuzzy_logic_model(kind: str | Kind = "hyla", examples: int = 32) -> ModelConfig:
     """The paper's model for fuzzy logic with 4 variables and this many examples in context."""
     return ModelConfig(
         input_size=5,
@@ -103,7 +119,7 @@ def fuzzy_logic_model(kind: str = "hyla", examples: int = 32) -> ModelConfig:
 
 
 def sraven_model(
-    kind: str = "hyla",
+    kind: str | Kind = "hyla",
     *,
     layers: int = 4,
     width_factor: int = 1,
@@ -129,7 +145,7 @@ def sraven_model(
     )
 
 
-def language_model(kind: str = "hyla", words: int = 32_000) -> ModelConfig:
+def language_model(kind: str | Kind = "hyla", words: int = 32_000) -> ModelConfig:
     """The paper's language model: 6 causal layers of width 512 with rotary positions."""
     return ModelConfig(
         input_size=words,

@@ -22,7 +22,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).parent
 SOURCES = {
-    "attention": PACKAGE / "attention" / "cpu.cpp",
+    "attention": PACKAGE / "attention" / "kernels" / "cpu.cpp",
     "products": PACKAGE / "products.cpp",
 }
 PREBUILT = PACKAGE / "_native"

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyla.attention import cuda, fused, wide
+from hyla.attention import kernels
+from hyla.attention.kernels import cuda, wide
 
 HERE = Path(__file__).parent
 GXX = ("g++", "-std=c++20", "-O1", "-w", "-fPIC")
@@ -42,7 +43,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         return like.new_full(tuple(shape), torch.nan, dtype=dtype or like.dtype)
 
     monkeypatch.setattr(cuda, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(fused, "empty", poisoned)
+    monkeypatch.setattr(kernels, "empty", poisoned)
 
 
 def as_c(argument: Tensor | int | float) -> Any:

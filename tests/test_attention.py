@@ -21,7 +21,8 @@ from helpers import (
 from torch import Tensor
 
 from hyla import KINDS, Kind, attend, latent_codes
-from hyla.attention import fused, reference
+from hyla.attention import reference
+from hyla.attention.kernels import choice
 
 
 def by_loops(
@@ -349,13 +350,13 @@ def test_unknown_parts_are_refused_by_what_would_compute_them() -> None:
         reference.apply_value_network(code, q, "deep", torch.relu)
 
 
-@pytest.mark.parametrize("backend", fused.IMPLEMENTED)
+@pytest.mark.parametrize("backend", choice.KERNELS)
 @pytest.mark.parametrize("part", ["normaliser", "value_network"])
 def test_kernels_take_no_kind_that_they_do_not_know(backend: str, part: str) -> None:
     kind = Kind("a kind of tomorrow", "none", "mlp", nonlinear=True)
     object.__setattr__(kind, part, "nonsense")  # as an open registry would allow
     q = torch.randn(2, 7, 3, 5)
     options: tuple[Any, ...] = (q, q, q, kind, "relu", False)
-    assert fused.refusal(backend, *options) is not None
-    assert fused._refusal_of_all(backend, q, kind, "relu", False) is not None
-    assert fused.choose(None, *options) == "reference"
+    assert choice.unsupported_reason(backend, *options) is not None
+    assert choice.unsupported_kind(backend, kind, "relu") is not None
+    assert choice.choose(None, *options) == "reference"

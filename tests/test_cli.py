@@ -183,7 +183,7 @@ def test_fuzzy_stats_are_those_of_the_readers(hyla: Hyla) -> None:
         ("trian fuzzy --steps 3", "command: unknown name 'trian'. Did you mean 'train'"),
         ("rep --list", "command: unknown name 'rep'. Did you mean 'report'"),
         ("train fuzy --steps 3", "command: unknown name 'fuzy'. Did you mean 'fuzzy'"),
-        ("train --steps 3", "command: expected one of sraven, fuzzy, got nothing"),
+        ("train --steps 3", "command: expected one of fuzzy, sraven, recall, got nothing"),
         ("--list", "command: expected one of .*reproduce.*, got nothing"),
         ("analyse --member 1", "PATH: expected a run folder, or the name of .*, got nothing"),
         ("sraven show --values 2", "values: expected from 3"),
@@ -258,7 +258,7 @@ def test_interrupting_ends_with_one_line(hyla: Hyla, monkeypatch: pytest.MonkeyP
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.sraven, "statistics", interrupt)
+    monkeypatch.setattr("hyla.tasks.sraven.commands.statistics", interrupt)
     assert hyla.refused("sraven stats", code=130) == "interrupted\n"
 
 

@@ -10,7 +10,6 @@ import pytest
 from commands import Hyla
 from rich.console import Console
 
-from hyla import cli
 from hyla.cli.display import Lines, LiveDisplay, Standing
 from hyla.train.runs import RunState
 from hyla.train.watch import Progress
@@ -116,7 +115,7 @@ def states(root: Path) -> list[RunState]:
 
 
 def test_runs_are_listed(hyla: Hyla, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.runs, "list_runs", states)
+    monkeypatch.setattr("hyla.cli.runs.list_runs", states)
     text = hyla("runs", str(hyla.folder))
     assert re.search(
         r"│ a +│ finished +│ +50/50 │ sraven +│ hyla +│ +2 │ accuracy 0\.5000 │ +1 │", text

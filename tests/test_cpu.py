@@ -16,7 +16,8 @@ from shapes import FORMS
 from torch import Tensor
 
 from hyla import attend, native
-from hyla.attention import fused
+from hyla.attention import kernels
+from hyla.attention.kernels import choice, operator
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="needs a C++ compiler")
 NAMES = ("q", "k", "v", "bias", "deep")
@@ -29,7 +30,7 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(shape: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return like.new_full(tuple(shape), torch.nan, dtype=dtype or like.dtype)
 
-    monkeypatch.setattr(fused, "empty", empty)
+    monkeypatch.setattr(kernels, "empty", empty)
 
 
 @pytest.fixture
@@ -162,12 +163,12 @@ def test_the_operators_are_what_torch_expects(kind: str) -> None:
     options = (form.normaliser, form.value_network, form.nonlinear, True, 0.4, 1e-6, "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # in PyTorch's own modules
-        torch.library.opcheck(fused.operator, (*given, *options))
+        torch.library.opcheck(operator.operator, (*given, *options))
         detached = [None if x is None else x.detach() for x in given]
-        out, lse = fused.operator(*detached, *options)
+        out, lse = operator.operator(*detached, *options)
         for need_bias in (True, False):
             arguments = (torch.randn_like(out), *detached, out, lse, *options, need_bias)
-            torch.library.opcheck(fused.backward_operator, arguments)
+            torch.library.opcheck(operator.backward_operator, arguments)
 
 
 @pytest.mark.parametrize("kind", ["hyla", "softmax", "linear"])
@@ -249,9 +250,9 @@ def attending(folder: Path, **environment: str) -> tuple[str, str]:
     return _run(
         """
 import hyla, torch
-from hyla.attention import fused
+from hyla.attention.kernels import choice
 q = torch.randn(2, 5, 3, 4)
-print(fused.choose(None, q, q, q, hyla.KINDS["hyla"], "relu", False))
+print(choice.choose(None, q, q, q, hyla.KINDS["hyla"], "relu", False))
 print(torch.allclose(hyla.attend(q, q, q), hyla.attend(q, q, q, backend="reference"), atol=1e-4))
 """,
         folder,
@@ -315,7 +316,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_it_can_be_refused() -> None:
     q = torch.randn(2, 5, 3, 4)
     with native.using("attention", None):
-        assert fused.choose(None, q, q, q, FORMS["hyla"], "relu", False) == "reference"
+        assert choice.choose(None, q, q, q, FORMS["hyla"], "relu", False) == "reference"
         with pytest.raises(ValueError, match=r"backend: .cpu. needs .*a C.. compiler"):
             attend(q, q, q, backend="cpu")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hyla import KINDS, attend
-from hyla.attention import fused, reference
-from hyla.attention.fused import Call, Form
+from hyla.attention import reference
+from hyla.attention.kernels import Call, KernelSpec, choice, operator
 
 # Prime sizes: members, sequences of each, queries, keys, heads, head sizes.
 MEMBERS, SEQUENCES, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 5, 7, 11, 4, 13
@@ -29,12 +29,12 @@ class StandIn:
         self.calls: list[SimpleNamespace] = []
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        q, k, v, bias, lengths, deep, factors, form = call
-        self.calls.append(SimpleNamespace(q=q, bias=bias, lengths=lengths, deep=deep, form=form))
+        q, k, v, bias, lengths, deep, factors, spec = call
+        self.calls.append(SimpleNamespace(q=q, bias=bias, lengths=lengths, deep=deep, spec=spec))
         whole = [q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
-        out = self._attend(q, k, v, bias, lengths, deep, factors, form)
-        softmax = form.normaliser == "softmax"
+        out = self._attend(q, k, v, bias, lengths, deep, factors, spec)
+        softmax = spec.normaliser == "softmax"
         # In a private layout, like that of tiles.
         lse = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
         return out.to(v.dtype).contiguous(), lse if softmax else None
@@ -42,11 +42,11 @@ class StandIn:
     def backward(
         self, call: Call, grad: Tensor, out: Tensor, lse: Tensor | None, *, need_bias: bool
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, lengths, deep, factors, form = call
+        q, k, v, bias, lengths, deep, factors, spec = call
         self.calls.append(SimpleNamespace(need_bias=need_bias))
         whole = [grad, q, k[0], v[0], *(x for x in (bias, lengths, deep) if x is not None)]
         assert all(x.is_contiguous() for x in whole)
-        assert (lse is None) == (form.normaliser != "softmax")
+        assert (lse is None) == (spec.normaliser != "softmax")
 
         def gradients() -> tuple[Tensor | None, ...]:
             leaves = [
@@ -54,7 +54,7 @@ class StandIn:
                 for x in (q, k, v, bias if need_bias else None, deep)
             ]
             biases = leaves[3] if need_bias else bias
-            result = self._attend(*leaves[:3], biases, lengths, leaves[4], factors, form)
+            result = self._attend(*leaves[:3], biases, lengths, leaves[4], factors, spec)
             given = [x for x in leaves if x is not None]
             found = iter(torch.autograd.grad(result, given, grad.float()))
             return tuple(
@@ -68,7 +68,7 @@ class StandIn:
     @torch.autocast("cpu", enabled=False)
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lengths: Tensor | None,
-        deep: Tensor | None, factors: Tensor | None, form: Form,
+        deep: Tensor | None, factors: Tensor | None, spec: KernelSpec,
     ) -> Tensor:  # fmt: skip
         q, k, v = q.float(), k.float(), v.float()
         if bias is not None:
@@ -78,25 +78,25 @@ class StandIn:
         allowed = reference.allowed_pairs(
             torch.arange(k.shape[1] - q.shape[1], k.shape[1]),
             torch.arange(k.shape[1]),
-            causal=form.causal,
+            causal=spec.causal,
             lengths=lengths,
             bias=bias,
         )
         code = reference.latent_code(
-            q, k, form.normaliser, scale=form.scale, eps=form.eps, bias=bias, allowed=allowed
+            q, k, spec.normaliser, scale=spec.scale, eps=spec.eps, bias=bias, allowed=allowed
         )
         if factors is not None:
             code = code * factors.repeat_interleave(len(q) // len(factors), dim=0).unsqueeze(1)
-        phi = torch.relu if form.relu else lambda x: x
-        return reference.apply_value_network(code, v, form.value_network, phi, deep)
+        phi = torch.relu if spec.relu else lambda x: x
+        return reference.apply_value_network(code, v, spec.value_network, phi, deep)
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Every backend is the stand-in, and can do everything."""
     kernels = StandIn()
-    monkeypatch.setattr(fused, "_kernels", lambda backend: kernels)
-    monkeypatch.setattr(fused, "refusal", lambda *arguments: None)
+    monkeypatch.setattr(operator, "_kernels", lambda backend: kernels)
+    monkeypatch.setattr(choice, "unsupported_reason", lambda *arguments: None)
     return kernels
 
 
@@ -151,7 +151,7 @@ def test_lengths_beyond_int32_are_no_limit(stand_in: StandIn) -> None:
 
 def test_a_kind_without_a_nonlinearity_ignores_the_activation(stand_in: StandIn) -> None:
     attend(**inputs(), kind="linear", activation="gelu", backend="thin")
-    assert not stand_in.calls[0].form.relu
+    assert not stand_in.calls[0].spec.relu
 
 
 # The sets of biases.
@@ -174,7 +174,7 @@ def test_a_kind_without_a_nonlinearity_ignores_the_activation(stand_in: StandIn)
 )
 def test_sets_of_biases_are_those_of_broadcasting(shape: tuple[int, ...], sets: int) -> None:
     bias, axes = torch.randn(shape), (HEADS, QUERIES, KEYS)
-    given = fused._sets(bias, (MEMBERS, SEQUENCES), axes)
+    given = operator.broadcast_per_member(bias, (MEMBERS, SEQUENCES), axes)
     assert given.shape == (sets, *axes)
     assert given.is_contiguous()
     each = given.repeat_interleave(MEMBERS * SEQUENCES // sets, dim=0)
@@ -182,8 +182,9 @@ def test_sets_of_biases_are_those_of_broadcasting(shape: tuple[int, ...], sets: 
 
 
 def test_sets_with_one_batch_axis() -> None:
-    assert fused._sets(torch.randn(3, 1, 5, 7), (3,), (2, 5, 7)).shape == (3, 2, 5, 7)
-    assert fused._sets(torch.randn(1, 2, 5, 7), (3,), (2, 5, 7)).shape == (1, 2, 5, 7)
+    for sets in (3, 1):
+        found = operator.broadcast_per_member(torch.randn(sets, 1, 5, 7), (3,), (2, 5, 7))
+        assert found.shape == (sets, 2, 5, 7)
 
 
 # The operator.
@@ -209,12 +210,12 @@ def test_the_operators_are_what_torch_expects(kind: str, stand_in: StandIn) -> N
         # By opcheck itself, in PyTorch's own modules.
         warnings.simplefilter("ignore", DeprecationWarning)
         for tensors in ((bias, lengths, deep), (None, None, deep)):
-            torch.library.opcheck(fused.operator, (q, k, v, *tensors, None, *options))
+            torch.library.opcheck(operator.operator, (q, k, v, *tensors, None, *options))
         given = [None if x is None else x.detach() for x in (q, k, v, bias, lengths, deep)] + [None]
-        out, lse = fused.operator(*given, *options)
+        out, lse = operator.operator(*given, *options)
         for need_bias in (True, False):
             arguments = (torch.randn_like(out), *given, out, lse, *options, need_bias)
-            torch.library.opcheck(fused.backward_operator, arguments)
+            torch.library.opcheck(operator.backward_operator, arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,7 +235,7 @@ def test_output_and_gradients_are_the_reference(kind: str, stand_in: StandIn) ->
     call = stand_in.calls[0]
     assert call.bias.shape == (MEMBERS, HEADS, QUERIES, KEYS)
     assert call.lengths.dtype == torch.int32
-    assert (call.form.scale, call.form.eps, call.form.causal) == (0.3, 1e-3, True)
+    assert (call.spec.scale, call.spec.eps, call.spec.causal) == (0.3, 1e-3, True)
 
 
 def test_inputs_need_not_be_contiguous(stand_in: StandIn) -> None:
@@ -312,7 +313,7 @@ def test_compiled_as_one_graph(kind: str, stand_in: StandIn) -> None:
 
 def test_the_choice_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = StandIn()
-    monkeypatch.setattr(fused, "_kernels", lambda backend: kernels)
+    monkeypatch.setattr(operator, "_kernels", lambda backend: kernels)
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # then tiles takes tensors on a CPU
     pytest.importorskip("triton")
     tensors = inputs()

@@ -9,19 +9,20 @@ import torch
 from torch.autograd import forward_ad
 
 from hyla import KINDS, attend
-from hyla.attention import fused
+from hyla.attention.kernels import choice
 
 
 def test_on_a_cpu_its_kernels_are_chosen_where_they_can_do_the_call() -> None:
     q = torch.randn(2, 3, 5, 7)
     for kind in KINDS.values():
-        assert fused.choose(None, q, q, q, kind, "relu", True) == "cpu"
-    assert fused.choose(None, q.double(), q, q, KINDS["hyla"], "relu", False) == "reference"
-    assert fused.choose(None, q, q, q, KINDS["hyla"], "gelu", False) == "reference"
-    assert fused.choose(None, q, q, q[..., :0], KINDS["hyla"], "relu", False) == "reference"
+        assert choice.choose(None, q, q, q, kind, "relu", True) == "cpu"
+    assert choice.choose(None, q.double(), q, q, KINDS["hyla"], "relu", False) == "reference"
+    assert choice.choose(None, q, q, q, KINDS["hyla"], "gelu", False) == "reference"
+    assert choice.choose(None, q, q, q[..., :0], KINDS["hyla"], "relu", False) == "reference"
     large = torch.randn(2, 3, 5, 17)
-    assert fused.choose(None, large, large, large, KINDS["hyla+deep"], "relu", False) == "reference"
-    assert fused.choose("reference", q, q, q, kind, "gelu", True) == "reference"
+    deep = KINDS["hyla+deep"]
+    assert choice.choose(None, large, large, large, deep, "relu", False) == "reference"
+    assert choice.choose("reference", q, q, q, kind, "gelu", True) == "reference"
 
 
 def test_an_unknown_backend_is_refused() -> None:
@@ -43,7 +44,7 @@ HALF = {"dtype": torch.bfloat16}
         ("tiles", (1, 0, 3, 4), {}, "tensors that are not empty"),
         ("thin", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("wide", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
-        ("tiles", (1, 2, 3, 4), {"device": "cpu"}, "tensors on a GPU, not on cpu"),
+        ("tiles", (1, 2, 3, 4), {"device": "cpu"}, "tensors on an NVIDIA GPU, not on cpu"),
         ("cpu", (1, 2, 3, 4), {}, "tensors on a CPU, not on cuda"),
         ("cpu", (1, 2, 3, 4), {"device": "cpu", "activation": "silu"}, "'relu', not 'silu'"),
         ("cpu", (1, 2, 3, 17), {"device": "cpu", "kind": "hyla+deep"}, "at most 16 for .*17"),
@@ -69,7 +70,7 @@ HALF = {"dtype": torch.bfloat16}
             "wide",
             (1, 2, 8, 64),
             {**HALF, "kind": "linear"},
-            "made of mlp, none, rms_head, not of 'linear'",
+            "value network mlp, not 'linear'",
         ),
         ("wide", (1, 2, 8, 64), {**HALF, "capability": (8, 6)}, "compute capability 9 to 11"),
         ("wide", (1, 2, 8, 64), {**HALF, "capability": (12, 0)}, "compute capability 9 to 11"),
@@ -98,7 +99,7 @@ def test_a_backend_says_what_it_cannot_do(
     activation, biased = options.get("activation", "relu"), options.get("biased", False)
     factored = options.get("factored", False)
     with pytest.raises(ValueError, match=rf"^backend: '{backend}' needs .*{reason}.*; None takes"):
-        fused.choose(backend, x, x, x, kind, activation, biased, factored)
+        choice.choose(backend, x, x, x, kind, activation, biased, factored)
 
 
 def test_large_heads_that_thin_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +111,12 @@ def test_large_heads_that_thin_would_split(monkeypatch: pytest.MonkeyPatch) -> N
         return SimpleNamespace(shape=shape, numel=shape.numel, dtype=dtype, device=cuda)
 
     q, v = tensor(32), tensor(4)
-    assert fused.choose("thin", q, q, v, KINDS["hyla"], "relu", False) == "thin"
+    assert choice.choose("thin", q, q, v, KINDS["hyla"], "relu", False) == "thin"
     with pytest.raises(ValueError, match=r"sizes of at most 16, of values 4, .*not .32, 4."):
-        fused.choose("thin", q, q, v, KINDS["hyla+deep"], "relu", False)
+        choice.choose("thin", q, q, v, KINDS["hyla+deep"], "relu", False)
     for biased, chosen in ((False, "wide"), (True, "thin")):
         half = tensor(64, torch.bfloat16)
-        assert fused.choose(None, half, half, half, KINDS["hyla"], "relu", biased) == chosen
+        assert choice.choose(None, half, half, half, KINDS["hyla"], "relu", biased) == chosen
 
 
 @pytest.mark.parametrize(
@@ -139,19 +140,19 @@ def test_the_fastest_is_chosen(
     x: Any = SimpleNamespace(
         shape=size, numel=size.numel, dtype=torch.float32, device=torch.device("cuda")
     )
-    assert fused.choose(None, x, x, x, KINDS[kind], "relu", True) == chosen
+    assert choice.choose(None, x, x, x, KINDS[kind], "relu", True) == chosen
 
 
 def test_the_interpreter_refuses_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     q = torch.randn(1, 2, 3, 4)
-    assert fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False) == "tiles"
+    assert choice.choose("tiles", q, q, q, KINDS["hyla"], "relu", False) == "tiles"
     for context in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
         with (
             context,
             pytest.raises(ValueError, match=r"needs float32 or float16 in Triton's inter"),
         ):
-            fused.choose("tiles", q, q, q, KINDS["hyla"], "relu", False)
+            choice.choose("tiles", q, q, q, KINDS["hyla"], "relu", False)
         q = q.bfloat16()
 
 

@@ -17,9 +17,9 @@ from helpers import relative_error
 from shapes import Case, cases, compare, errors, failures, make, result
 from torch import Tensor
 
-import hyla.attention.fused
+import hyla.attention.kernels.operator
 from hyla import Kind, ModelConfig, MultiHeadAttention, attend, build, stack
-from hyla.attention.fused import choose
+from hyla.attention.kernels.choice import choose
 from hyla.train.population import COMPILER_OPTIONS
 
 pytestmark = pytest.mark.gpu
@@ -80,14 +80,14 @@ def _fresh_memory() -> Iterator[None]:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """Fills the memory of results with NaN before a kernel writes them; lists their shapes."""
-    allocate, shapes = hyla.attention.fused.empty, []
+    allocate, shapes = hyla.attention.kernels.empty, []
 
     def empty(*arguments: Any, **options: Any) -> Tensor:
         memory = allocate(*arguments, **options)
         shapes.append(memory.shape)
         return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
-    monkeypatch.setattr(hyla.attention.fused, "empty", empty)
+    monkeypatch.setattr(hyla.attention.kernels, "empty", empty)
     return shapes
 
 
@@ -193,12 +193,12 @@ def test_what_is_never_written_is_noticed(
     backend: str, poisoned: list[torch.Size], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the poison: an output of which the last number is left as it was."""
-    kernels = hyla.attention.fused._kernels(backend)
+    kernels = hyla.attention.kernels.operator._kernels(backend)
     forward = kernels.forward
 
     def leaves_one(*arguments: Any, **options: Any) -> Any:
         out, lse = forward(*arguments, **options)
-        fresh = hyla.attention.fused.empty(out.shape, out)
+        fresh = hyla.attention.kernels.empty(out.shape, out)
         fresh.view(-1)[:-1] = out.reshape(-1)[:-1]
         return fresh, lse
 

@@ -191,7 +191,7 @@ def test_training_is_that_of_the_reference(
     given = loss_curve(precision, 1500, 50)
     with monkeypatch.context() as patch:
         torch.compiler.reset()
-        patch.setattr("hyla.attention.fused.choose", lambda *arguments: "reference")
+        patch.setattr("hyla.attention.kernels.choice.choose", lambda *arguments: "reference")
         exact, other = (loss_curve(p, 1500, 50) for p in ("fp32", rounded_more))
     off, noise = (given / exact - 1).abs(), (other / exact - 1).abs()
     sys.stdout.write(f"first window off by {off[0].max():.1e}, all by {off.mean():.1e}, ")

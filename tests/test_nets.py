@@ -81,7 +81,7 @@ def test_five_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, kind: str, feed_forward: str
 ) -> None:
     # The saved numbers are of the reference; kernels round differently and may flip a ReLU.
-    monkeypatch.setattr("hyla.attention.fused.choose", lambda *arguments: "reference")
+    monkeypatch.setattr("hyla.attention.kernels.choice.choose", lambda *arguments: "reference")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

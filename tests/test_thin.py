@@ -6,8 +6,7 @@ from emulator import emulate
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention import fused, thin
-from hyla.attention.fused import Call, Form
+from hyla.attention.kernels import Call, KernelSpec, operator, thin
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +29,8 @@ def assert_near_float64(
     exact = {name: x.double().requires_grad_() for name, x in there.items()}
     given = {name: x.clone().requires_grad_() for name, x in there.items()}
     row = KINDS[kind]
-    form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, eps)
-    ours = fused.attend(**given, form=form, backend="thin", lengths=lengths, factors=factors)
+    spec = KernelSpec(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, eps)
+    ours = operator.attend(**given, spec=spec, backend="thin", lengths=lengths, factors=factors)
     options = {"kind": kind, "causal": causal, "lengths": lengths, "eps": eps, "factors": factors}
     theirs = attend(**exact, **options, backend="reference")
     results = [ours, *torch.autograd.grad(ours, list(given.values()), grad)]
@@ -142,8 +141,9 @@ def test_half_precision(
 def test_values_with_a_mean_cost_no_digits(dtype: torch.dtype, tolerance: float) -> None:
     q, k, v, grad = torch.randn(4, 3, 36, 5, 4).to(dtype).unbind()
     v = v + 16
-    form, inputs = Form("softmax", "linear", False, False, 0.5, 0.0), [q.requires_grad_(), k, v]
-    (ours,) = torch.autograd.grad(fused.attend(*inputs, form, "thin"), q, grad)
+    spec = KernelSpec("softmax", "linear", False, False, 0.5, 0.0)
+    inputs = [q.requires_grad_(), k, v]
+    (ours,) = torch.autograd.grad(operator.attend(*inputs, spec, "thin"), q, grad)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     out = attend(*exact, kind="softmax", backend="reference")
     (theirs,) = torch.autograd.grad(out, exact[0], grad.double())
@@ -153,8 +153,8 @@ def test_values_with_a_mean_cost_no_digits(dtype: torch.dtype, tolerance: float)
 def test_threads_hold_more_where_there_is_room_for_it() -> None:
     def numbers(sequences: int, dtype: torch.dtype, kind: str) -> int:
         q, row = torch.empty(1, 36, 16, 4, dtype=dtype).expand(sequences, -1, -1, -1), KINDS[kind]
-        form = Form(row.normaliser, row.value_network, row.nonlinear, False, 0.5, 0.0)
-        problem = thin._Problem(Call(q[:1], q[:1], q[:1], None, None, None, None, form))
+        spec = KernelSpec(row.normaliser, row.value_network, row.nonlinear, False, 0.5, 0.0)
+        problem = thin._Problem(Call(q[:1], q[:1], q[:1], None, None, None, None, spec))
         problem.q = q
         return problem._tuning("forward")[0]
 
@@ -184,7 +184,7 @@ def test_a_softmax_of_large_scores(kind: str, heads: int, size: int) -> None:
 def test_a_softmax_does_not_hide_nan() -> None:
     q, k, v = (torch.randn(3, 5, 2, 4) for _ in range(3))
     q[1, 2] = torch.nan
-    out = fused.attend(q, k, v, Form("softmax", "linear", False, True, 0.5, 0.0), "thin")
+    out = operator.attend(q, k, v, KernelSpec("softmax", "linear", False, True, 0.5, 0.0), "thin")
     assert out[1, 2].isnan().all()
     assert out.isnan().sum() == 2 * 4
 
@@ -193,11 +193,11 @@ def test_a_softmax_does_not_hide_nan() -> None:
 def test_infinite_scores_of_a_softmax(key: int) -> None:
     q, k, v = (torch.randn(2, 5, 1, 4) for _ in range(3))
     q[:, 2], k[:, key] = 1e30, torch.tensor([1e30, -1e30])[:, None, None]
-    form = Form("softmax", "linear", False, False, 0.5, 0.0)
-    out = fused.attend(q, k, v, form, "thin")
+    spec = KernelSpec("softmax", "linear", False, False, 0.5, 0.0)
+    out = operator.attend(q, k, v, spec, "thin")
     assert out[0, 2].isnan().all()  # inf - inf, as in the reference
     others = [i for i in range(5) if i != key]
-    without = fused.attend(q[1:], k[1:, others], v[1:, others], form, "thin")
+    without = operator.attend(q[1:], k[1:, others], v[1:, others], spec, "thin")
     torch.testing.assert_close(out[1:, 2], without[:, 2])  # exp(-inf) is 0
 
 
@@ -205,7 +205,7 @@ def test_nan_is_not_hidden_by_a_relu() -> None:
     q = torch.randn(3, 5, 2, 4)
     v = q.clone()
     v[1, 2, 0, 3] = torch.nan
-    form = Form("rms_head", "mlp", True, False, 0.5, 1e-6)
-    out = fused.attend(q, q, v, form, "thin")
+    spec = KernelSpec("rms_head", "mlp", True, False, 0.5, 1e-6)
+    out = operator.attend(q, q, v, spec, "thin")
     assert out[1, ..., 3].isnan().all()
     assert out[0].isfinite().all()

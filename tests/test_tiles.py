@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyla.attention import KINDS, Kind, attend, fused
-from hyla.attention.fused import Call, Form
+from hyla.attention import KINDS, Kind, attend, kernels
+from hyla.attention.kernels import Call, KernelSpec
 
 # The interpreter multiplies bfloat16 like integers, so half precision is tested with float16.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
@@ -193,11 +193,11 @@ def expected_results(
 
 def run_case(case: Case) -> dict[str, float]:
     """The relative error of the output and of every gradient."""
-    from hyla.attention import tiles
+    from hyla.attention.kernels import tiles
 
     tiles.PROGRAMS = case.programs
     kind = ALL_KINDS[case.kind]
-    form = Form(
+    spec = KernelSpec(
         kind.normaliser, kind.value_network, kind.nonlinear, case.causal, case.size**-0.5, 1e-6
     )
     torch.manual_seed(0)
@@ -213,7 +213,7 @@ def run_case(case: Case) -> dict[str, float]:
         cut = tiles.Tiles(*case.tile, case.columns, num_warps=4, num_stages=1)
         cuts = dict.fromkeys(("query", "key", "bias", "deep"), replace(cut, queries=4))
     q, k, v, bias, deep = inputs
-    call = Call(q, k, v, bias, lengths, deep, factors, form)
+    call = Call(q, k, v, bias, lengths, deep, factors, spec)
     out, lse = tiles.forward(call, tiles=cut)
     gradients = tiles.backward(call, grad, out, lse, need_bias=True, tiles=cuts)
     results = dict(zip(RESULTS, (out, *gradients), strict=True))
@@ -231,7 +231,7 @@ def filled_with_nan(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    fused.empty = filled_with_nan(fused.empty)
+    kernels.empty = filled_with_nan(kernels.empty)
     results = []
     for case in GROUPS[sys.argv[1]]:
         start = time.perf_counter()

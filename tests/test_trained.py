@@ -11,10 +11,10 @@ from hyla import member
 from hyla.analysis import collect, collect_run
 from hyla.files import read_object
 from hyla.pretrained import CODE_ERRORS, NAMES, folder
-from hyla.tasks.base import FIRST_EVALUATION_INSTANCE, Tally
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE, Tally, predict
 from hyla.train import load_run, train
 from hyla.train.checkpoint import load, paths, save
-from hyla.train.population import Population, predict
+from hyla.train.population import Population
 from hyla.train.store import Store, read_run
 
 ROOT = Path(__file__).parent.parent

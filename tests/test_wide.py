@@ -7,8 +7,7 @@ from helpers import relative_error
 from torch import Tensor
 
 from hyla import KINDS, attend
-from hyla.attention import fused, wide
-from hyla.attention.fused import Form
+from hyla.attention.kernels import KernelSpec, operator, wide
 
 ROUNDING = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -30,8 +29,8 @@ def errors(
     v[:, :, -1] *= change
     given = [x.clone().requires_grad_() for x in (q, k, v)]
     row = KINDS[kind]
-    form = Form(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, 1e-6)
-    ours = fused.attend(*given, form, "wide", lengths=lengths)
+    spec = KernelSpec(row.normaliser, row.value_network, row.nonlinear, causal, size**-0.5, 1e-6)
+    ours = operator.attend(*given, spec, "wide", lengths=lengths)
     theirs = attend(*exact, kind=kind, causal=causal, lengths=lengths, backend="reference")
     results = (ours, *torch.autograd.grad(ours, given, grad))
     wanted = (theirs, *torch.autograd.grad(theirs, exact, grad.double()))
@@ -76,9 +75,9 @@ def test_a_sequence_too_long_for_the_workspace(
 
 def test_the_workspace_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.randn(5, 21, 3, 32).bfloat16().requires_grad_() for _ in range(3)]
-    form = Form("rms_head", "mlp", True, True, 0.3, 1e-6)
+    spec = KernelSpec("rms_head", "mlp", True, True, 0.3, 1e-6)
     lengths = torch.tensor([21, 3, 0, 17, 8])
-    out = fused.attend(*tensors, form, "wide", lengths=lengths)
+    out = operator.attend(*tensors, spec, "wide", lengths=lengths)
     grad = torch.randn_like(out)
     wanted = torch.autograd.grad(out, tensors, grad, retain_graph=True)
     for sequences in (4, 1):
@@ -111,8 +110,8 @@ def test_masked_keys_and_one_token() -> None:
 
 def test_a_sequence_without_keys_is_exactly_0() -> None:
     q, k, v = (torch.randn(2, 17, 3, 32).bfloat16().requires_grad_() for _ in range(3))
-    form = Form("rms_head", "mlp", True, False, 1.0, 1e-6)
-    out = fused.attend(q, k, v, form, "wide", lengths=torch.tensor([0, 5]))
+    spec = KernelSpec("rms_head", "mlp", True, False, 1.0, 1e-6)
+    out = operator.attend(q, k, v, spec, "wide", lengths=torch.tensor([0, 5]))
     for result in (out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))):
         assert result[0].eq(0).all()
         assert result[1].ne(0).any()

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, einsum
 
 from hyla.analysis.codes import Array, to_numpy
-from hyla.attention.variants import KINDS
+from hyla.attention.variants import find_kind
 from hyla.errors import bad_value
 from hyla.model import Block, ModelConfig, Transformer, check_single
 
 
 def has_units(config: ModelConfig) -> bool:
     """Whether a model's value networks have a hidden ReLU layer."""
-    kind = KINDS[config.kind]
-    return kind.value_network != "linear" and kind.nonlinear and config.activation == "relu"
+    kind = find_kind(config.kind)
+    return kind.value_network in ("mlp", "deep") and kind.nonlinear and config.activation == "relu"
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def active_units(model: Transformer, tokens: Tensor) -> dict[int, Array]:
     [(4,), (4,)]
     """
     if not has_units(model.config):
-        title = KINDS[model.config.kind].title
+        title = find_kind(model.config.kind).title
         raise bad_value("model", title, "a kind whose value networks have a ReLU")
     check_single(model)
     found = {}

@@ -16,8 +16,7 @@ from torch import Tensor
 from hyla.analysis.codes import Codes, attention_codes, to_numpy
 from hyla.errors import bad_value, unknown_name
 from hyla.model import Transformer, check_single
-from hyla.tasks.base import FIRST_EVALUATION_INSTANCE, Probe, Task, TaskConfig
-from hyla.train.population import predict
+from hyla.tasks.base import FIRST_EVALUATION_INSTANCE, Probe, Task, TaskConfig, predict
 from hyla.train.trained import load_member
 
 

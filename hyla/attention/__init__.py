@@ -10,12 +10,37 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hyla.attention import fused, reference
-from hyla.attention.fused import Form
-from hyla.attention.variants import ACTIVATIONS, KINDS, Kind, find_activation, find_kind, identity
+from hyla.attention import reference
+from hyla.attention.kernels import KernelSpec, choice, input_dtype, operator
+from hyla.attention.registry import (
+    ACTIVATIONS,
+    register_activation,
+    register_normaliser,
+    register_value_network,
+)
+from hyla.attention.variants import (
+    KINDS,
+    Kind,
+    find_activation,
+    find_kind,
+    identity,
+    import_kind,
+    register_kind,
+)
 from hyla.errors import bad_value
 
-__all__ = ["ACTIVATIONS", "KINDS", "Kind", "attend", "latent_codes"]
+__all__ = [
+    "ACTIVATIONS",
+    "KINDS",
+    "Kind",
+    "attend",
+    "import_kind",
+    "latent_codes",
+    "register_activation",
+    "register_kind",
+    "register_normaliser",
+    "register_value_network",
+]
 
 
 def attend(
@@ -72,12 +97,12 @@ def attend(
     if standard and forward_ad._current_level < 0:
         return _standard_attention(q, k, v, causal, mask, lengths, scale)
     biased = bias is not None or mask is not None
-    chosen = fused.choose(backend, q, k, v, kind, activation, biased, factors is not None)
+    chosen = choice.choose(backend, q, k, v, kind, activation, biased, factors is not None)
     if chosen != "reference":
         relu = phi is not identity
-        form = Form(kind.normaliser, kind.value_network, relu, causal, scale, eps)
+        spec = KernelSpec(kind.normaliser, kind.value_network, relu, causal, scale, eps)
         options = {"mask": mask, "lengths": lengths, "bias": bias, "deep": deep, "factors": factors}
-        return fused.attend(q, k, v, form, chosen, **options)
+        return operator.attend(q, k, v, spec, chosen, **options)
     allowed = _allowed(q, k, causal, mask, lengths, bias)
 
     def reference_attend(q: Tensor, k: Tensor, v: Tensor, deep: Tensor | None) -> Tensor:
@@ -89,7 +114,7 @@ def attend(
         code_BHQK = code_BHQK.to(v.dtype)
         return reference.apply_value_network(code_BHQK, v, kind.value_network, phi, deep)
 
-    dtype = fused.input_dtype(q) if q.device.type == "cpu" else None
+    dtype = input_dtype(q) if q.device.type == "cpu" else None
     if dtype not in (torch.bfloat16, torch.float16):
         return reference_attend(q, k, v, deep)
     # Float32 inside, as in the kernels.
@@ -255,7 +280,7 @@ def _check_values(k: Tensor, v: Tensor, kind: Kind, deep: Tensor | None) -> None
     if v.ndim != k.ndim or v.shape[:-1] != k.shape[:-1] or v.dtype != k.dtype:
         given = f"{v.dtype} {list(v.shape)}"
         raise bad_value("v", given, f"{k.dtype} {[*k.shape[:-1], 'size']}, as k")
-    if kind.value_network != "deep":
+    if not kind.uses_deep:
         if deep is not None:
             raise bad_value("deep", list(deep.shape), f"None for the kind {kind.title!r}")
         return

@@ -12,6 +12,8 @@ from hyla.attention.layer import MultiHeadAttention
 from hyla.attention.variants import find_activation
 from hyla.errors import bad_value
 
+EXPLICIT = ("linear", "mlp", "deep")  # value networks whose weights are written out below
+
 
 @dataclass(frozen=True)
 class ValueNetwork:
@@ -55,7 +57,8 @@ def value_networks(
 ) -> ValueNetwork:
     """Materialises the value networks of a layer for the chosen queries and keys.
 
-    The arguments are those of `MultiHeadAttention.codes`.
+    The arguments are those of `MultiHeadAttention.codes`. What a registered value network computes
+    cannot be read from its function, so such a layer is refused.
 
     >>> import torch
     >>> layer, x = MultiHeadAttention(width=6, heads=3, kind="hyla"), torch.randn(1, 5, 6)
@@ -66,6 +69,9 @@ def value_networks(
     >>> y.allclose(layer(x)[:, -1:], atol=1e-5)
     True
     """
+    if layer.kind.value_network not in EXPLICIT:
+        given, expected = layer.kind.value_network, f"one of {', '.join(EXPLICIT)}"
+        raise bad_value("the layer's value network", repr(given), expected)
     a_BQKH = layer.codes(
         x, context, queries=queries, keys=keys, mask=mask, lengths=lengths, bias=bias
     ).to(layer.value.weight.dtype)

@@ -1,4 +1,4 @@
-"""The drop-in attention layer, its key/value cache, and the latent codes on request."""
+"""The drop-in attention layer, and its latent codes on request."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from hyla.attention import attend, check_eps, check_pairs, latent_codes
-from hyla.attention.fused import BACKENDS
+from hyla.attention.cache import KeyValueCache
+from hyla.attention.kernels.choice import BACKENDS
 from hyla.attention.positions import RelativeBias, rotate
 from hyla.attention.reference import allowed_pairs
 from hyla.attention.variants import Kind, find_activation, find_kind
@@ -18,60 +19,8 @@ POSITIONS = ("none", "t5", "rotary")
 NO_DROPOUT = torch.ones(())  # in the place of factors: none, in training neither
 
 
-class KeyValueCache:
-    """Keys and values of the tokens seen so far, for step-by-step decoding with one layer.
-
-    The memory for `max_tokens` is taken at the first step. Earlier steps are constants: gradients
-    reach the tokens of the current step only.
-
-    >>> layer, cache = MultiHeadAttention(12, 3, causal=True), KeyValueCache(max_tokens=5)
-    >>> x = torch.randn(2, 5, 12)
-    >>> steps = [layer(x[:, i : i + 1], cache=cache) for i in range(5)]
-    >>> torch.cat(steps, dim=1).allclose(layer(x), atol=1e-5)
-    True
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        if max_tokens < 1:
-            raise bad_value("max_tokens", max_tokens, "a whole number of at least 1")
-        self.max_tokens = max_tokens
-        self.tokens = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-
-    def extended(self, k_BTHD: Tensor, v_BTHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens with those of new ones, which count after `advance`."""
-        end = self.tokens + k_BTHD.shape[-3]
-        if end > self.max_tokens:
-            raise bad_value("max_tokens", self.max_tokens, f"a cache for at least {end} tokens")
-        if self._keys is None or self._values is None:
-            self._keys, self._values = self._allocate(k_BTHD), self._allocate(v_BTHD)
-        step, before = k_BTHD[..., :0, :, :], self._keys[..., :0, :, :]
-        if (step.shape, step.dtype, step.device) != (before.shape, before.dtype, before.device):
-            given = f"{step.dtype} {list(step.shape)} on {step.device}"
-            expected = f"keys as in the earlier steps, {before.dtype} {list(before.shape)} on "
-            raise bad_value("cache", given, f"{expected}{before.device}")
-        return self._extend(self._keys, k_BTHD), self._extend(self._values, v_BTHD)
-
-    def advance(self, tokens: int) -> None:
-        """Counts the tokens last given to `extended` as seen."""
-        self.tokens += tokens
-
-    def _extend(self, memory_BTHD: Tensor, new_BTHD: Tensor) -> Tensor:
-        end = self.tokens + new_BTHD.shape[-3]
-        memory_BTHD[..., self.tokens : end, :, :] = new_BTHD.detach()
-        if torch.is_grad_enabled():  # what autograd keeps must not be written to by the next step
-            return torch.cat((memory_BTHD[..., : self.tokens, :, :], new_BTHD), dim=-3)
-        return memory_BTHD[..., :end, :, :]
-
-    def _allocate(self, x_BTHD: Tensor) -> Tensor:
-        shape = (*x_BTHD.shape[:-3], self.max_tokens, *x_BTHD.shape[-2:])
-        with torch.inference_mode(False):  # else no step outside of that mode could write to it
-            return torch.empty(shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
-
-
 class MultiHeadAttention(nn.Module):
-    r"""Multi-head attention as a hypernetwork, of any kind in `hyla.attention.KINDS`.
+    r"""Multi-head attention as a hypernetwork, of any kind: a name in `hyla.KINDS`, or a `Kind`.
 
     For a query q and a key k, the scores over the heads are the latent code
 
@@ -172,7 +121,7 @@ class MultiHeadAttention(nn.Module):
                 heads, buckets, max_distance, device=device, dtype=dtype
             )
         self.deep: nn.Parameter | None = None
-        if self.kind.value_network == "deep":
+        if self.kind.uses_deep:
             shape = (heads, head_size, head_size)
             self.deep = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
@@ -255,9 +204,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Latent codes of the chosen queries and keys, `[batch, queries, keys, heads]`.
 
-        Only the chosen pairs are computed; the softmax kinds need the scores of all keys for the
-        chosen queries. Token numbers may be negative, as in Python; None means all tokens. mask,
-        lengths and bias are those of `forward`, for all tokens.
+        Only the chosen pairs are computed; a normaliser over keys, such as softmax, needs the
+        scores of all keys for the chosen queries. Token numbers may be negative, as in Python;
+        None means all tokens. mask, lengths and bias are those of `forward`, for all tokens.
 
         >>> layer = MultiHeadAttention(width=48, heads=6, kind="hyla")
         >>> layer.codes(torch.randn(2, 10, 48), queries=[-1], keys=[-1]).shape
@@ -266,9 +215,9 @@ class MultiHeadAttention(nn.Module):
         source = self._source(x, context)
         query_positions = token_index("queries", queries, x.shape[-2], x.device)
         chosen_keys = token_index("keys", keys, source.shape[-2], x.device)
-        over_all_keys = self.kind.normaliser == "softmax"
+        over_keys = self.kind.over_keys
         key_positions = (
-            torch.arange(source.shape[-2], device=x.device) if over_all_keys else chosen_keys
+            torch.arange(source.shape[-2], device=x.device) if over_keys else chosen_keys
         )
         pairs = (*x.shape[:-2], self.heads, x.shape[-2], source.shape[-2])
         check_pairs(pairs, mask, lengths, bias)
@@ -291,7 +240,7 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             eps=self.eps,
         )
-        return code_BQKH.index_select(-2, chosen_keys) if over_all_keys else code_BQKH
+        return code_BQKH.index_select(-2, chosen_keys) if over_keys else code_BQKH
 
     def _source(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The tokens that keys and values are made of."""

@@ -5,13 +5,24 @@ D head size of queries and keys, V head size of values (the hidden size of the v
 The paper's a_{h,q,k} is `a_BHQK`.
 """
 
-from collections.abc import Callable
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, einsum
 
-from hyla.attention.variants import NORMALISERS, VALUE_NETWORKS
-from hyla.errors import bad_value, unknown_name
+from hyla.attention.registry import (
+    NORMALISERS,
+    VALUE_NETWORKS,
+    Activation,
+    find,
+    register_activation,
+    register_normaliser,
+    register_value_network,
+)
+from hyla.errors import bad_value
+from hyla.layers import gelu
+
+# Built-in normalisers that make 0 of masked scores by themselves: a pass over all pairs is saved.
+ZERO_STAYS_ZERO = ("none", "rms_head")
 
 
 def allowed_pairs(
@@ -61,46 +72,82 @@ def latent_code(
         score_BHQK = score_BHQK.float()
     if bias is not None:
         score_BHQK = score_BHQK + bias.to(score_BHQK.dtype)
-    if normaliser == "softmax":
-        return _softmax_over_keys(score_BHQK, allowed)
+    part = find(NORMALISERS, "normaliser", normaliser)
+    # So no normaliser computes with -inf, whose gradient is often NaN; and none needs to mask.
     if allowed is not None:
         score_BHQK = score_BHQK.masked_fill(~allowed, 0.0)
-    if normaliser == "rms_head":
-        mean_square = score_BHQK.square().mean(dim=-3, keepdim=True)
-        return score_BHQK * torch.rsqrt(mean_square + eps)
-    if normaliser == "none":
-        return score_BHQK
-    raise unknown_name("normaliser", normaliser, NORMALISERS)
-
-
-def _softmax_over_keys(score_BHQK: Tensor, allowed: Tensor | None) -> Tensor:
-    if allowed is None:
-        return score_BHQK.softmax(dim=-1)
-    # The lowest finite score, not -inf: a query without any key then gets 0 instead of NaN.
-    lowest = torch.finfo(score_BHQK.dtype).min
-    code_BHQK = score_BHQK.masked_fill(~allowed, lowest).softmax(dim=-1)
+    options = {"eps": eps} if part.uses_eps else {}
+    code_BHQK = part.function(score_BHQK, allowed, **options)
+    if allowed is None or normaliser in ZERO_STAYS_ZERO:
+        return code_BHQK
     return code_BHQK.masked_fill(~allowed, 0.0)
+
+
+@register_normaliser("softmax", over_keys=True)
+def softmax_over_keys(score_BHQK: Tensor, allowed: Tensor | None) -> Tensor:
+    """Codes of a query that sum to 1."""
+    if allowed is not None:
+        # The lowest finite score, not -inf: a query without any key then has no NaN.
+        lowest = torch.finfo(score_BHQK.dtype).min
+        score_BHQK = score_BHQK.masked_fill(~allowed, lowest)
+    return score_BHQK.softmax(dim=-1)
+
+
+@register_normaliser("none", over_keys=False)
+def no_normaliser(score_BHQK: Tensor, allowed: Tensor | None) -> Tensor:
+    """The scores themselves."""
+    return score_BHQK
+
+
+@register_normaliser("rms_head", over_keys=False)
+def rms_over_heads(score_BHQK: Tensor, allowed: Tensor | None, eps: float) -> Tensor:
+    """Codes of a pair whose mean square over heads is 1."""
+    mean_square = score_BHQK.square().mean(dim=-3, keepdim=True)
+    return score_BHQK * torch.rsqrt(mean_square + eps)
 
 
 def apply_value_network(
     a_BHQK: Tensor,
     v_BKHV: Tensor,
     value_network: str,
-    phi: Callable[[Tensor], Tensor],
+    phi: Activation,
     deep_HVV: Tensor | None = None,
 ) -> Tensor:
     """What every query receives from its key-query specific value networks, summed over keys.
 
     The result still has the head axis, which the output projection contracts.
     """
-    if value_network == "linear":
-        return einsum("...hqk,...khv->...qhv", a_BHQK, phi(v_BKHV))
-    if value_network not in VALUE_NETWORKS:
-        raise unknown_name("value_network", value_network, VALUE_NETWORKS)
+    part = find(VALUE_NETWORKS, "value_network", value_network)
+    if not part.uses_deep:
+        return part.function(a_BHQK, v_BKHV, phi)
+    if deep_HVV is None:
+        raise bad_value("deep", None, "the second value matrices of a deep value network")
+    return part.function(a_BHQK, v_BKHV, phi, deep=deep_HVV)
+
+
+@register_value_network("linear")
+def sum_of_values(a_BHQK: Tensor, v_BKHV: Tensor, phi: Activation) -> Tensor:
+    """Standard attention: z_q = sum over keys of a_qk phi(v_k), in each head."""
+    return einsum("...hqk,...khv->...qhv", a_BHQK, phi(v_BKHV))
+
+
+@register_value_network("mlp")
+def hidden_layer(a_BHQK: Tensor, v_BKHV: Tensor, phi: Activation) -> Tensor:
+    """HYLA: the code mixes the values of all heads into a hidden layer, and reads it out."""
     z_BQKV = phi(einsum("...hqk,...khv->...qkv", a_BHQK, v_BKHV))
-    if value_network == "deep":
-        if deep_HVV is None:
-            raise bad_value("deep", None, "the second value matrices of a deep value network")
-        az_BQKHV = einsum("...hqk,...qkv->...qkhv", a_BHQK, z_BQKV)
-        z_BQKV = phi(einsum("...qkhv,...huv->...qku", az_BQKHV, deep_HVV))
     return einsum("...hqk,...qkv->...qhv", a_BHQK, z_BQKV)
+
+
+@register_value_network("deep")
+def two_hidden_layers(a_BHQK: Tensor, v_BKHV: Tensor, phi: Activation, deep: Tensor) -> Tensor:
+    """HYLA with a second hidden layer, whose weights are a mixture of the matrices `deep`."""
+    z_BQKV = phi(einsum("...hqk,...khv->...qkv", a_BHQK, v_BKHV))
+    az_BQKHV = einsum("...hqk,...qkv->...qkhv", a_BHQK, z_BQKV)
+    z_BQKV = phi(einsum("...qkhv,...huv->...qku", az_BQKHV, deep))
+    return einsum("...hqk,...qkv->...qhv", a_BHQK, z_BQKV)
+
+
+register_activation("relu", torch.relu)
+register_activation("gelu", gelu)
+register_activation("silu", F.silu)
+register_activation("tanh", torch.tanh)

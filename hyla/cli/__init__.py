@@ -6,16 +6,15 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 
 from tyro.extras import SubcommandApp
 
 import hyla
-from hyla.cli import analyse, doctor, report, reproduce, runs, train
 from hyla.cli.parse import as_typed, parse
-from hyla.cli.shared import command
-from hyla.tasks.fuzzy_logic import commands as fuzzy
-from hyla.tasks.sraven import commands as sraven
+from hyla.cli.shared import command, stub
+from hyla.tasks import base
 
 # Imported name and the name to install it by.
 OPTIONAL_PACKAGES = {
@@ -28,17 +27,33 @@ OPTIONAL_PACKAGES = {
     "wandb": "wandb",
 }
 
-app = SubcommandApp()
-app.command(
-    sraven.app, name="sraven", help="Symbolic Raven's matrices: show, solve, measure, export."
-)
-app.command(fuzzy.app, name="fuzzy", help="Fuzzy logic functions to be learned in context.")
-app.command(train.app, name="train", help="Train a population of models, into a run folder.")
-command(app, "runs")(runs.runs)
-command(app, "reproduce")(reproduce.reproduce)
-command(app, "analyse")(analyse.analyse)
-command(app, "report")(report.report)
-command(app, "doctor")(doctor.doctor)
+# By name: where the function is, and what its help says.
+COMMANDS = {
+    "runs": ("hyla.cli.runs", "List runs and how they stand."),
+    "reproduce": ("hyla.cli.reproduce", "Train and analyse what is missing, and show the table."),
+    "analyse": ("hyla.cli.analyse", "Decode and draw the latent codes of a trained model."),
+    "report": ("hyla.cli.report", "Write all results as one page."),
+    "doctor": ("hyla.cli.doctor", "Check what hyla can use on this machine."),
+}
+TRAIN = "Train a population of models, into a run folder."
+
+
+def app_for(arguments: Sequence[str]) -> SubcommandApp:
+    """Make the command line; only the module of the command that is asked for is imported."""
+    app = SubcommandApp()
+    asked = arguments[0] if arguments else ""
+    for name, (module, text) in base.COMMANDS.items():
+        if name == asked:
+            app.command(import_module(module).app, name=name, help=text)
+        else:
+            command(app, name)(stub(text))
+    if asked == "train":
+        app.command(import_module("hyla.cli.train").app_for(arguments[1:]), name=asked, help=TRAIN)
+    else:
+        command(app, "train")(stub(TRAIN))
+    for name, (module, text) in COMMANDS.items():
+        command(app, name)(getattr(import_module(module), name) if name == asked else stub(text))
+    return app
 
 
 @contextmanager
@@ -74,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         with _ended_like_interrupted():
-            parse(app, arguments)()
+            parse(app_for(arguments), arguments)()
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         raise _fail(str(error) or "interrupted", 130) from None

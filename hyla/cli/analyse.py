@@ -40,6 +40,7 @@ def analyse(
     probe: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE [NAME=VALUE ...]")] = (),
     seed: int = 0,
     device: str = "cpu",
+    kind: Annotated[str | None, arg(metavar="KIND", help_behavior_hint="")] = None,
     output: Annotated[Path | None, arg(metavar="FILE.npz")] = None,
     figure: Annotated[Path | None, arg(metavar="FILE.png")] = None,
     overwrite: bool = False,
@@ -59,12 +60,15 @@ def analyse(
             for SRAVEN.
         seed: Seed of the shuffled labels and of the figure.
         device: Where to compute: cpu, or cuda.
+        kind: Kind of attention that the run uses, if it is your own, as package.module:name.
         output: Write the held-out codes and their labels to this file, for NumPy.
         figure: Draw a t-SNE of the held-out codes to this .png or .svg file.
         overwrite: Replace files that exist.
         json: Print JSON only.
     """
     _check_files(output, figure)
+    if kind is not None:
+        shared.typed_kind(kind)  # a run folder imports nothing
     config, model = load_member(name_or_path, member)
     number = _checked_layer(config, layer)
     model.to(shared.checked_device(device))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import hyla
 from hyla import native, products
-from hyla.attention import fused
+from hyla.attention.kernels import choice, tiles
 from hyla.attention.variants import find_kind
 from hyla.cli.shared import output, write_json
 
@@ -89,7 +89,7 @@ def _gpu() -> Iterator[Finding]:
         about = torch.cuda.get_device_properties(index)
         found = f"{about.name}, compute capability {about.major}.{about.minor}"
         yield Finding("GPU", True, found)
-        for backend in fused.BACKENDS:
+        for backend in choice.BACKENDS:
             if backend not in ("reference", "cpu"):
                 yield _gpu_kernel(backend, torch.device("cuda", index))
 
@@ -97,7 +97,7 @@ def _gpu() -> Iterator[Finding]:
 def _gpu_kernel(backend: str, device: torch.device) -> Finding:
     """Test a kernel with what every kernel supports: HYLA, bf16, two heads of size 32."""
     q = torch.zeros(1, 64, 2, 32, dtype=torch.bfloat16, device=device)
-    reason = fused.refusal(backend, q, q, q, find_kind("hyla"), "relu", biased=False)
+    reason = choice.unsupported_reason(backend, q, q, q, find_kind("hyla"), "relu", biased=False)
     name, where = f"kernel {backend}", f"on {device}"
     if reason is None:
         try:
@@ -105,5 +105,5 @@ def _gpu_kernel(backend: str, device: torch.device) -> Finding:
         except Exception as error:  # compilers and drivers raise anything; show it
             reason = str(error).splitlines()[0]
             return Finding(name, False, reason, "report it with: python -m torch.utils.collect_env")
-    mend = "pip install 'triton>=3.6'" if backend == "tiles" and not fused.HAS_TRITON else None
+    mend = "pip install 'triton>=3.6'" if backend == "tiles" and not tiles.HAS_TRITON else None
     return Finding(name, reason is None, where if reason is None else f"needs {reason}", mend)

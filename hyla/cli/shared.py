@@ -1,6 +1,7 @@
 """What several commands need: devices, JSON, progress bars and how a command is registered."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.extras import SubcommandApp
 
+from hyla.attention.variants import import_kind
 from hyla.errors import bad_value
 
 Arguments = ParamSpec("Arguments")
@@ -35,6 +37,15 @@ def command(app: SubcommandApp, name: str) -> Callable[[Command[Arguments]], Com
     return register
 
 
+def stub(text: str) -> Callable[[], None]:
+    """Stand for a command that is not asked for, so that its module need not be imported."""
+
+    def command_of_another_line() -> None: ...
+
+    command_of_another_line.__doc__ = text
+    return command_of_another_line
+
+
 def library_split(name: str) -> str:
     """The name of a split in the library.
 
@@ -42,6 +53,20 @@ def library_split(name: str) -> str:
     'held_out'
     """
     return name.replace("-", "_")
+
+
+def typed_kind(text: str) -> str:
+    """The name of a kind as typed on a command line: the module in `package.module:name` is
+    imported, from the current folder too.
+
+    >>> typed_kind("hyla")
+    'hyla'
+    """
+    if ":" not in text:
+        return text
+    if os.getcwd() not in sys.path:  # a command starts without it; last, so that it hides nothing
+        sys.path.append(os.getcwd())
+    return import_kind(text)
 
 
 def checked_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Drawing
 from PIL import Image
 
 from hyla.attention.variants import KINDS
-from hyla.tasks.sraven import RULES
+from hyla.tasks.base import NAMED_VALUES
 
 # After Okabe and Ito (2008), told apart by the colour-blind, on white and on black.
 PALETTE = (
@@ -23,7 +23,7 @@ PALETTE = (
 MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
 OURS, PUBLISHED, GREY = PALETTE[0], PALETTE[1], "#858b94"
 INK = "#010203"  # becomes the colour of the page's text
-FIXED = {name: i for i, name in enumerate(KINDS)} | {rule: i for i, rule in enumerate(RULES)}
+FIXED = NAMED_VALUES | {name: i for i, name in enumerate(KINDS)}
 FIXED |= {kind.title: i for i, kind in enumerate(KINDS.values())}
 WIDTH, HEIGHT = 3.6, 2.7  # of a panel, in inches
 COLUMNS = 3

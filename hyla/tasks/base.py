@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
-from hyla.model import ModelConfig
+from hyla.model import ModelConfig, Transformer
 
 # Evaluation takes instances that no training reaches, the same for every length of training.
 FIRST_EVALUATION_INSTANCE, FIRST_VALIDATION_INSTANCE = 2**40, 2**41
@@ -55,10 +55,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is trained unless something else is asked for; the fields are those of a run."""
+    """How a task is trained by default; the fields are those of a run.
+
+    instances: decides the number of steps, whatever the batch, instead of `steps`.
+    """
 
     model: ModelConfig
-    steps: int
+    steps: int = 0
+    instances: int = 0
     batch: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
@@ -67,6 +71,10 @@ class Recipe:
     interim_instances: int = 5120
     evaluation_instances: int = 51_200
     splits: tuple[str, ...] = ("train", "held_out")
+
+    def steps_of(self, batch: int) -> int:
+        """Return the number of steps with batches of this size."""
+        return -(-self.instances // batch) if self.instances else self.steps
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,30 @@ class Predict(Protocol):
         self, inputs: Tensor, *, last: int | None = None, at: Tensor | None = None
     ) -> Tensor:
         """Return the outputs of all tokens, of the last ones, or of those at positions `[N]`."""
+
+
+def predict(model: Transformer, factors: Tensor | None = None) -> Predict:
+    """Return the model as a task sees it: inputs in its precision, outputs of at least float32."""
+
+    def outputs(inputs: Tensor, *, last: int | None = None, at: Tensor | None = None) -> Tensor:
+        if inputs.is_floating_point():
+            inputs = inputs.to(model.norm.weight.dtype)
+        found = model(inputs, last=last, at=at, factors=factors)
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    return outputs
+
+
+def predict_with(function: Callable[[Tensor], Tensor]) -> Predict:
+    """Return any function from inputs to the outputs of all tokens as a task sees it."""
+
+    def outputs(inputs: Tensor, *, last: int | None = None, at: Tensor | None = None) -> Tensor:
+        found = function(inputs)
+        if at is not None:
+            found = found.gather(-2, at.unsqueeze(-1).expand(*at.shape, found.shape[-1]))
+        return found if last is None else found[..., -last:, :]
+
+    return outputs
 
 
 @dataclass(frozen=True)
@@ -205,16 +237,24 @@ class Task(ABC):
         """Return what is known about the instances of a probe, by name."""
         return {}
 
+    def references(self, split: str, index: Tensor) -> dict[str, dict[str, float]]:
+        """Return the measures of ceilings and baselines on instances, by name."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Tally:
-    """The sums of a task and of its registered metrics, as one tensor with names."""
+    """The sums of a task, of its registered metrics and of `more`, as one tensor with names."""
 
     task: Task
+    more: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(init=False)
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = (COUNT, *self.task.sum_names, *self.task.config.metrics)
+        metrics = {**self.task.config.metrics, **self.more}
+        object.__setattr__(self, "metrics", metrics)
+        names = (COUNT, *self.task.sum_names, *metrics)
         if len(set(names)) < len(names):
             raise bad_value("sum_names", ", ".join(names), "every name once")
         object.__setattr__(self, "names", names)
@@ -224,8 +264,7 @@ class Tally:
         tallied = self.task.tally(outputs, batch)
         columns = [torch.ones_like(tallied[..., :1]), tallied]
         columns += [
-            metric(outputs, batch).double().unsqueeze(-1)
-            for metric in self.task.config.metrics.values()
+            metric(outputs, batch).double().unsqueeze(-1) for metric in self.metrics.values()
         ]
         return torch.cat(columns, dim=-1)
 
@@ -233,16 +272,35 @@ class Tally:
         """Turn the sums of one member into its measures."""
         by_name = dict(zip(self.names, sums, strict=True))
         found = self.task.measure(by_name)
-        return found | {name: by_name[name] / by_name[COUNT] for name in self.task.config.metrics}
+        return found | {name: by_name[name] / by_name[COUNT] for name in self.metrics}
 
+
+# Names of a label's values that keep their order and colour in all figures.
+NAMED_VALUES: dict[str, int] = {}
 
 ConfigClass = TypeVar("ConfigClass", bound=type[TaskConfig])
-# Those of the package are imported when they are needed.
+# Tasks of the package are imported when they are needed.
 _TASKS: dict[str, type[TaskConfig] | str] = {
     "fuzzy_logic": "hyla.tasks.fuzzy_logic",
     "sraven": "hyla.tasks.sraven",
     "recall": "hyla.tasks.recall",
 }
+
+
+# Commands of tasks, `hyla NAME ...`: the module whose `app` has them, and a help text.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sraven": (
+        "hyla.tasks.sraven.commands",
+        "Symbolic Raven's matrices: show, solve, measure, export.",
+    ),
+    "fuzzy": ("hyla.tasks.fuzzy_logic.commands", "Fuzzy logic functions to be learned in context."),
+}
+_SHORT = {"fuzzy_logic": "fuzzy"}  # names that commands have for tasks
+
+
+def command_names() -> dict[str, str]:
+    """Return the registered tasks by the name that commands have for them."""
+    return {_SHORT.get(name, name): name for name in _TASKS}
 
 
 def register_task(name: str) -> Callable[[ConfigClass], ConfigClass]:

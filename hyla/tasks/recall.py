@@ -45,8 +45,10 @@ MAX_PAIRS = 256
 class RecallConfig(TaskConfig):
     """The settings of associative recall.
 
-    vocabulary: words; keys are from its first half, values from its second, other tokens from all.
-    pairs, least_pairs: the most and the fewest pairs of an instance. length: tokens of an instance.
+    vocabulary: number of words; keys come from the first half, values from the second.
+    pairs: the most key-value pairs of an instance; it has this many, a half, a quarter ...
+    least_pairs: the fewest pairs of an instance.
+    length: tokens of an instance.
     """
 
     vocabulary: int = 8192

@@ -1,9 +1,9 @@
 """What a run is: a task, a model, the members of the population and how they are trained."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import product
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from hyla.config import Config
 from hyla.errors import bad_value, unknown_name
@@ -57,18 +57,18 @@ def grid(
 class RunConfig(Config):
     """A run: everything that decides its numbers, on a given device.
 
-    steps: of the whole schedule; to look at the beginning of a long one, stop it early instead.
-    batch: sequences a step for each member.
-    precision: of matrix products (`tf32`; with what is between them `fp16`, `bf16`), or of
-        everything (`fp32`, `fp64`). fp16 has the digits of tf32 and about the speed of bf16.
-    decay_head_biases: whether weight decay also acts on the biases of queries, keys and values, as
-        in the published code; the paper exempts all biases and LayerNorms.
+    steps: length of the schedule; to see the beginning of a long one, stop early instead.
+    batch: sequences of each member in a step.
+    precision: of matrix products (`tf32`, `fp16`, `bf16`), or of everything (`fp32`, `fp64`).
+    decay_head_biases: apply weight decay to the biases of queries, keys and values too, as in the
+        published code; the paper exempts all biases and LayerNorms.
     schedule: `cosine` falls to a tenth of the peak at the last step; `early_cosine`, as in the
-        published code, already by as many steps before it as the warm-up has.
+        published code, reaches it as many steps earlier as the warm-up has.
     log_every: steps between two records of training loss and norms.
-    evaluate_every: steps between two evaluations, on `interim_instances` of each split but
-        "validation"; 0: none.
-    evaluation_instances: of each split in `splits`, when training ends.
+    evaluate_every: steps between two interim evaluations; 0 for none.
+    interim_instances: instances of each split in an interim evaluation.
+    evaluation_instances: instances of each split in the evaluation at the end.
+    splits: what to evaluate on.
     """
 
     task: TaskConfig
@@ -85,14 +85,18 @@ class RunConfig(Config):
     evaluation_instances: int = 51_200
     splits: tuple[str, ...] = ("train", "held_out")
 
+    choices: ClassVar[dict[str, Collection[str]]] = {
+        "precision": PRECISIONS,
+        "schedule": SCHEDULES,
+    }
+
     def __post_init__(self) -> None:
         self._check_types()
         self._check_parts()
         self._check_at_least(1, "steps", "batch", "log_every", "interim_instances")
         self._check_at_least(1, "evaluation_instances")
         self._check_at_least(0, "evaluate_every")
-        self._check_choice("precision", PRECISIONS)
-        self._check_choice("schedule", SCHEDULES)
+        self._check_choices()
         for member in self.members:
             if member.warmup >= self.steps:
                 raise bad_value("warmup", member.warmup, f"less than the {self.steps} steps")
@@ -184,6 +188,7 @@ def task_run(
         members = (Member(0, recipe.learning_rate, recipe.weight_decay, recipe.warmup),)
     shared = {field.name for field in fields(Recipe)} & {field.name for field in fields(RunConfig)}
     values: dict[str, Any] = {name: getattr(recipe, name) for name in shared}
+    values["steps"] = recipe.steps_of(changes.get("batch", recipe.batch))
     run = RunConfig(**(values | {"task": task, "members": members} | changes))
     prepared: RunConfig = task.presets[preset](run)
     return prepared

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+from hyla.attention.variants import find_kind
 from hyla.train.config import Member, RunConfig, task_run
 from hyla.train.placement import find_devices
 from hyla.train.population import Population
@@ -17,7 +18,7 @@ def step_flops(config: RunConfig) -> float:
     model, tokens = config.model, config.task.tokens
     inner = model.heads * model.head_size
     projections = 4 * model.width * inner + 2 * model.width * model.hidden_size
-    attention = 2 * tokens * inner * (2 if model.kind.startswith("hyla") else 1)
+    attention = 2 * tokens * inner * (1 if find_kind(model.kind).value_network == "linear" else 2)
     per_token = model.layers * (projections + attention)
     return 6.0 * per_token * tokens * config.batch
 

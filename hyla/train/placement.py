@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import hyla
-from hyla.attention.fused import choose
+from hyla.attention.kernels.choice import choose
 from hyla.attention.variants import find_kind
 from hyla.errors import bad_value
 from hyla.train.config import RunConfig

@@ -18,7 +18,7 @@ from hyla.attention.layer import dropout_factors
 from hyla.errors import bad_value
 from hyla.layers import replace_parameter, stack
 from hyla.model import Transformer, build
-from hyla.tasks.base import Predict, Tally
+from hyla.tasks.base import Tally, predict
 from hyla.train.config import RunConfig
 from hyla.train.optimiser import (
     Moments,
@@ -292,18 +292,6 @@ class Population:
         self.next_instance.fill_(first)
         self.end_instance.fill_(first + count)
         self.sums.zero_()
-
-
-def predict(model: Transformer, factors: Tensor | None = None) -> Predict:
-    """Return the model as a task sees it: inputs in its precision, outputs of at least float32."""
-
-    def outputs(inputs: Tensor, *, last: int | None = None, at: Tensor | None = None) -> Tensor:
-        if inputs.is_floating_point():
-            inputs = inputs.to(model.norm.weight.dtype)
-        found = model(inputs, last=last, at=at, factors=factors)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
-
-    return outputs
 
 
 @cache

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
-from hyla.attention.variants import BUILT_IN_KINDS, KINDS
+from hyla.attention.variants import BUILT_IN_KINDS, find_kind
 from hyla.model import ModelConfig
 from hyla.tasks.base import TaskConfig
 from hyla.train.config import Member, RunConfig
@@ -141,6 +141,6 @@ def _identity(kind: str) -> Any:
     """Identify a built-in kind by its name, any other by its parts."""
     if kind in BUILT_IN_KINDS:
         return kind
-    parts = asdict(KINDS[kind])
+    parts = asdict(find_kind(kind))
     del parts["title"]
     return parts

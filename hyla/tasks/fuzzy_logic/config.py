@@ -41,13 +41,14 @@ class FuzzyLogicConfig(TaskConfig):
     """The settings of the fuzzy logic task.
 
     variables: L; there are 2^L terms, each a conjunction of all variables, some negated.
-    terms: K different terms of a function. examples: N of a sequence, the masked one included.
-    held_out: the fraction of the combinations of known terms that is kept from training.
-    unknown: the fraction of the terms, the last ones, that is kept for the split "unknown".
-    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
-    published_splits: take the combinations that the published code trains on, which are known for
-        seeds 0, 1 and 2 and the fractions 0.3, 0.5 and 0.7; others are drawn as it does, so that
-        a held-out term may be in no training combination.
+    terms: K, the number of different terms of a function.
+    examples: N, the examples of a sequence, the query included.
+    held_out: fraction of the combinations of known terms that is kept from training.
+    unknown: fraction of the terms, the last ones, that is kept for the split "unknown".
+    split_seed: draws the held-out combinations; with -1 the seed of the data does.
+    published_splits: train on what the published code trains on. Known for seeds 0, 1 and 2 with
+        0.3, 0.5 or 0.7 held out; other splits are drawn as that code does, which may leave a
+        held-out term out of training.
     """
 
     variables: int = 4

@@ -188,6 +188,14 @@ class FuzzyLogic(Task):
         columns = enumerate(batch.terms.unbind(dim=-1), start=1)
         return found | {f"term {k}": Label(terms, uses=("colour",)) for k, terms in columns}
 
+    def references(self, split: str, index: Tensor) -> dict[str, dict[str, float]]:
+        """Measure the baselines, which are not trained."""
+        from hyla.tasks.fuzzy_logic.baselines import BASELINES, predict
+
+        batch, seed = self.batch(split, index), int(self.seed)
+        predicted = {name: predict(name, batch.inputs, self.config, seed) for name in BASELINES}
+        return {name: {"r2": float(r2(x, batch).mean())} for name, x in predicted.items()}
+
     def dataset(self, split: str, length: int) -> TaskDataset:
         """The first `length` instances of a split as a map-style dataset.
 

@@ -15,6 +15,7 @@ from hyla.model import sraven_model
 from hyla.tasks.address import MAX_COMBINATIONS, SPLIT_STREAM, part_of, published_split
 from hyla.tasks.base import (
     FIRST_VALIDATION_INSTANCE,
+    NAMED_VALUES,
     VALIDATION,
     Measure,
     Preset,
@@ -38,6 +39,7 @@ RULES = (
     "subtraction",
     "distribute three",
 )
+NAMED_VALUES.update({rule: number for number, rule in enumerate(RULES)})
 STEPS = (0, 1, 2, -1, -2)  # of the first five rules from one column to the next
 ADDITION, SUBTRACTION, DISTRIBUTE_THREE = 5, 6, 7
 ROW_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
@@ -52,13 +54,13 @@ ATTEMPTS_STREAM = 256  # attempt t at an unambiguous instance uses the split's s
 class SravenConfig(TaskConfig):
     """The settings of SRAVEN.
 
-    features: K symbols of a panel, each governed by a rule. values: F, the number of symbols.
-    held_out: the fraction of all rule combinations that is kept from training.
-    permute: whether each column shows its features in an order of its own; if not, they lie in
-        the order of their rules in all columns.
-    split_seed: draws the held-out combinations; -1 draws them with the seed of the data.
-    published_splits: take the combinations that the published code held out, which is known for
-        seeds 0, 1 and 2, 4 features and a quarter held out; others are drawn as without it.
+    features: K, the symbols of a panel, each governed by a rule.
+    values: F, the number of different symbols.
+    held_out: fraction of the rule combinations that is kept from training.
+    permute: show the features of each column in an order of its own, not in that of their rules.
+    split_seed: draws the held-out combinations; with -1 the seed of the data does.
+    published_splits: hold out what the published code held out. Known for seeds 0, 1 and 2 with 4
+        features and a quarter held out; other splits are drawn as without it.
     """
 
     features: int = 4
@@ -125,7 +127,7 @@ class SravenConfig(TaskConfig):
     def recipe(self) -> Recipe:
         """Return the paper's training: 20 million instances."""
         model = sraven_model(features=self.features, values=self.values)
-        return Recipe(model, steps=156_250, evaluate_every=5000)
+        return Recipe(model, instances=20_000_000, evaluate_every=5000)
 
     def bind(self, seed: int | Sequence[int], device: torch.device | str | None = None) -> "Sraven":
         """Make the task under a seed, or under the seed of each member of a population."""

@@ -8,7 +8,7 @@ Names and axes: as in `tiles_parts`.
 import triton
 import triton.language as tl
 
-from hyla.attention.tiles_parts import (
+from hyla.attention.kernels.tiles_parts import (
     apply_factors,
     code_gradient,
     column_gradient,

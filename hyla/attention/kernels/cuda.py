@@ -20,6 +20,17 @@ def options(defines: Mapping[str, int]) -> Options:
     return tuple((name, int(value)) for name, value in defines.items())
 
 
+def unsupported_device(
+    q: Tensor, least: tuple[int, int], above: tuple[int, int], capability: str
+) -> str | None:
+    """Why kernels for some GPUs do not run where q is; capability: of these GPUs, in words."""
+    if q.device.type != "cuda":
+        return f"tensors on an NVIDIA GPU, not on {q.device}"
+    if torch.version.hip or not least <= torch.cuda.get_device_capability(q.device) < above:
+        return f"an NVIDIA GPU of compute capability {capability}"
+    return None
+
+
 @cache
 def compile_kernel(
     device: torch.device, source: Path, name: str, defines: Options, shared_bytes: int = 0

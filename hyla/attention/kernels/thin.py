@@ -1,7 +1,7 @@
 """Kernels for short sequences with thin heads, in CUDA through PyTorch's run-time compiler.
 
 The design is told in thin.cu: it needs to say which numbers share a thread, as Triton cannot.
-Shapes: as in `fused`.
+Shapes: as in `hyla.attention.kernels`.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyla.attention import cuda, fused
-from hyla.attention.cuda import LANES, TYPES, aligned
-from hyla.attention.fused import Call
+from hyla.attention import kernels
+from hyla.attention.kernels import Call, cuda
+from hyla.attention.kernels.cuda import LANES, TYPES, aligned
+from hyla.attention.variants import Kind
 
 SHARED_BYTES = 48 * 1024
 MULTIPROCESSORS = 132  # of an H200, which TUNING is for
 SOURCE = Path(__file__).with_name("thin.cu")
 KERNELS = ("forward", "query_gradient", "key_gradient")
 NORMALISERS = ("none", "rms_head", "softmax")
+VALUE_NETWORKS = ("linear", "mlp", "deep")
+ACTIVATIONS = ("relu",)
 # For each kernel: the most numbers of a head block that one thread holds, the rows of a thread, the
 # warps of a block, the blocks of a multiprocessor, the most tokens in shared memory at a time. Many
 # sequences in 16 bits let a thread of the forward hold more numbers, if it has no sums of a softmax
@@ -37,6 +40,31 @@ TUNING = {
 }
 
 
+def unsupported_device(q: Tensor) -> str | None:
+    """Why the kernels do not run where q is: they need asynchronous copies."""
+    return cuda.unsupported_device(q, (8, 0), (99, 0), "8.0 or more")
+
+
+def unsupported_sizes(
+    q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind, biased: bool, factored: bool
+) -> str | None:
+    """What the kernels would need for a call of this size."""
+    heads, sizes, parts = q.shape[-2], (q.shape[-1], v.shape[-1]), slices(q, v)
+    too_large = parts > 1 and (heads * max(sizes) > 64 or any(size % parts for size in sizes))
+    if heads > 64 or too_large:
+        few = "heads x size of at most 64; one above 16: both even; above 32: multiples of 4"
+        return f"at most 64 heads of size 16 (or {few}), not {heads} of {sizes}"
+    # The gradient of its matrices stays in registers.
+    if kind.value_network == "deep" and (v.shape[-1] > 4 or parts > 1):
+        return f"sizes of at most 16, of values 4, for a deep value network, not {sizes}"
+    return None
+
+
+def slices(q: Tensor, v: Tensor) -> int:
+    """Over how many threads a head is split: none takes more than 16 of its numbers."""
+    return 1 << (-(-max(q.shape[-1], v.shape[-1]) // 16) - 1).bit_length()
+
+
 class _Problem:
     """The arguments that the three kernels share, and how to launch one of them."""
 
@@ -49,8 +77,8 @@ class _Problem:
         self.deep = None if call.deep is None else self._of_members(call.deep)
         self.factors = None if call.factors is None else self._of_members(call.factors)
         self.lengths = call.lengths
-        self.slices = fused.slices(self.q, self.v)
-        self.form = call.form
+        self.slices = slices(self.q, self.v)
+        self.spec = call.spec
 
     def _of_members(self, sets: Tensor) -> Tensor:
         """One set for each member; where there are fewer, each is of as many that lie together."""
@@ -79,10 +107,10 @@ class _Problem:
             "D": size, "V": value_size, "GROUP": group, "ROWS": rows, "WARPS": warps,
             "BLOCKS": blocks,
             "CHUNK": max(1, min(chunk, (SHARED_BYTES - deep_bytes) // token_bytes)),
-            "NORMALISER": NORMALISERS.index(self.form.normaliser),
-            "MLP": self.form.value_network != "linear", "DEEP": self.deep is not None,
-            "RELU": self.form.relu,
-            "CAUSAL": self.form.causal, "BIAS": self.bias is not None,
+            "NORMALISER": NORMALISERS.index(self.spec.normaliser),
+            "MLP": self.spec.value_network != "linear", "DEEP": self.deep is not None,
+            "RELU": self.spec.relu,
+            "CAUSAL": self.spec.causal, "BIAS": self.bias is not None,
             "BIAS_GRADIENT": bias_gradient, "LENGTHS": self.lengths is not None,
             "FACTORS": self.factors is not None,
             "TYPE": TYPES.index(self.q.dtype),
@@ -90,7 +118,7 @@ class _Problem:
         kernel = cuda.compile_kernel(self.q.device, SOURCE, name, cuda.options(defines))
         tokens = keys if name == "key_gradient" else queries
         grid = (self.blocks(name), -(-tokens // (warps * rows)), 1)
-        scalars = [self.q.shape[0] // self.members, queries, keys, self.form.scale, self.form.eps]
+        scalars = [self.q.shape[0] // self.members, queries, keys, self.spec.scale, self.spec.eps]
         kernel(grid, (warps * LANES, 1, 1), [*arguments, *scalars])
 
     def _group(self, name: str) -> int:
@@ -109,9 +137,9 @@ class _Problem:
             numbers, rows, warps, blocks, _ = TUNING["forward_many"]
             threads = self.q.numel() // (numbers * rows)
             many = threads >= MULTIPROCESSORS * blocks * warps * LANES
-            many &= self.q.dtype != torch.float32 and self.form.normaliser != "softmax"
+            many &= self.q.dtype != torch.float32 and self.spec.normaliser != "softmax"
             return TUNING["forward_many" if many else name]
-        return TUNING[f"{name}_linear" if self.form.value_network == "linear" else name]
+        return TUNING[f"{name}_linear" if self.spec.value_network == "linear" else name]
 
     def pointers(self) -> tuple[Tensor, ...]:
         # An absent tensor still needs a pointer; the kernel does not look at it.
@@ -123,10 +151,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output, and for softmax codes the logarithms of their sums `[N, Q, H]`."""
     problem = _Problem(call)
     v = problem.v
-    out = fused.empty((*problem.q.shape[:3], v.shape[-1]), v)
+    out = kernels.empty((*problem.q.shape[:3], v.shape[-1]), v)
     lse = None
-    if call.form.normaliser == "softmax":
-        lse = fused.empty(problem.q.shape[:3], v, torch.float32)
+    if call.spec.normaliser == "softmax":
+        lse = kernels.empty(problem.q.shape[:3], v, torch.float32)
     problem.launch("forward", [*problem.pointers(), out, out if lse is None else lse])
     return out, lse
 
@@ -137,18 +165,18 @@ def backward(
     """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
     problem = _Problem(call)
     grad, out = aligned(grad_NQHV), aligned(out_NQHV)
-    dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
+    dq, dk, dv = (kernels.empty(x.shape, x) for x in call[:3])
     # Each block adds the gradients of bias and deep over its own sequences; PyTorch adds the rest.
     blocks = problem.blocks("query_gradient")
     bias_parts = deep_parts = dq
     if need_bias:
         assert problem.bias is not None
-        bias_parts = fused.empty((blocks, *problem.bias.shape[1:]), dq, torch.float32)
+        bias_parts = kernels.empty((blocks, *problem.bias.shape[1:]), dq, torch.float32)
     if problem.deep is not None:
         shape = (blocks, dq.shape[1], *problem.deep.shape[1:])
-        deep_parts = fused.empty(shape, dq, torch.float32)
+        deep_parts = kernels.empty(shape, dq, torch.float32)
     lse_or_any = dq if lse is None else aligned(lse)
-    delta = dq if lse is None else fused.empty(lse.shape, lse)
+    delta = dq if lse is None else kernels.empty(lse.shape, lse)
     inputs = (grad, *problem.pointers(), lse_or_any)
     outputs = (dq, delta, bias_parts, deep_parts)
     problem.launch("query_gradient", [*inputs, out, *outputs], bias_gradient=need_bias)

@@ -1,6 +1,6 @@
 """Fused attention for CPUs: how the library of cpu.cpp is called.
 
-Shapes: as in `fused`.
+Shapes: as in `hyla.attention.kernels`.
 """
 
 import ctypes
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from hyla import native
-from hyla.attention import fused
-from hyla.attention.fused import Call
+from hyla.attention import kernels
+from hyla.attention.kernels import Call
+from hyla.attention.variants import Kind
 
 # As the enumerations of cpu.cpp.
 NORMALISERS = ("none", "rms_head", "softmax")
 VALUE_NETWORKS = ("linear", "mlp", "deep")
+ACTIVATIONS = ("relu",)
+MOST_DEEP = 16
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COUNTS = (
     *("threads", "type", "normaliser", "network", "relu", "causal"),
@@ -26,6 +29,30 @@ POINTERS = (
     *("q", "k", "v", "bias", "factors", "deep", "lengths", "out", "grad"),
     *("dq", "dk", "dv", "dbias", "ddeep"),
 )
+
+
+def unsupported_device(q: Tensor) -> str | None:
+    """Why the kernels do not run where q is."""
+    return None if q.device.type == "cpu" else f"tensors on a CPU, not on {q.device}"
+
+
+def unsupported_sizes(
+    q: Tensor, v: Tensor, dtype: torch.dtype, kind: Kind, biased: bool, factored: bool
+) -> str | None:
+    """What the kernels would need for a call of this size."""
+    if kind.value_network == "deep" and v.shape[-1] > MOST_DEEP:
+        most = f"values of a size of at most {MOST_DEEP}"
+        return f"{most} for a deep value network, not {v.shape[-1]}"
+    if not _has_library():
+        return "a library of CPU kernels: a C++ compiler, such as g++ (or see $CXX)"
+    return None
+
+
+def _has_library() -> bool:
+    return native.load("attention") is not None
+
+
+native.hide_from_compiler(_has_library)
 
 
 class _Arguments(ctypes.Structure):
@@ -40,7 +67,7 @@ class _Arguments(ctypes.Structure):
 
 def forward(call: Call) -> tuple[Tensor, None]:
     """The output; nothing else is kept for the backward."""
-    out = fused.empty((*call.q.shape[:3], call.v.shape[-1]), call.v)
+    out = kernels.empty((*call.q.shape[:3], call.v.shape[-1]), call.v)
     _run("forward", call, _sets(call), {"out": out})
     return out, None
 
@@ -49,13 +76,13 @@ def backward(
     call: Call, grad_NQHV: Tensor, out_NQHV: Tensor, lse: Tensor | None, *, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of q, k, v, if needed of the bias, and of a deep value network."""
-    dq, dk, dv = (fused.empty(x.shape, x) for x in call[:3])
+    dq, dk, dv = (kernels.empty(x.shape, x) for x in call[:3])
     sets, dbias, ddeep = _sets(call), None, None
     results = {"dq": dq, "dk": dk, "dv": dv}
     if need_bias:
-        results["dbias"] = fused.empty(sets["bias"].shape, sets["bias"])
+        results["dbias"] = kernels.empty(sets["bias"].shape, sets["bias"])
     if call.deep is not None:
-        results["ddeep"] = fused.empty(sets["deep"].shape, sets["deep"])
+        results["ddeep"] = kernels.empty(sets["deep"].shape, sets["deep"])
     _run("backward", call, sets, {"grad": grad_NQHV, **results})
     if call.bias is not None and need_bias:
         dbias = _added(results["dbias"], call.bias)
@@ -83,17 +110,17 @@ def _added(gradients: Tensor, given: Tensor) -> Tensor:
 
 
 def _run(name: str, call: Call, sets: dict[str, Tensor], others: dict[str, Tensor]) -> None:
-    form, q, k, v = call.form, *(_rows(x) for x in call[:3])
+    spec, q, k, v = call.spec, *(_rows(x) for x in call[:3])
     tensors = {"q": q, "k": k, "v": v, **sets, **others}
     if call.lengths is not None:
         tensors["lengths"] = call.lengths
     members = max((len(x) for x in sets.values()), default=1)
     arguments = _Arguments(
         *(torch.get_num_threads(), TYPES.index(q.dtype)),
-        *(NORMALISERS.index(form.normaliser), VALUE_NETWORKS.index(form.value_network)),
-        *(form.relu, form.causal, *q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], members),
+        *(NORMALISERS.index(spec.normaliser), VALUE_NETWORKS.index(spec.value_network)),
+        *(spec.relu, spec.causal, *q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], members),
         *(stride for x in (q, k, v) for stride in x.stride()[:2]),
-        *(form.scale, form.eps),
+        *(spec.scale, spec.eps),
         **{name: x.data_ptr() for name, x in tensors.items()},
     )
     if _functions()[name](ctypes.byref(arguments)):
