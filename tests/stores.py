@@ -30,10 +30,11 @@ def made(
     """A training with these results."""
     assert point.config is not None
     training = Training.of(point.config, replace(setting, seed=seed), precision)
-    name = {"sraven": "accuracy", "fuzzy_logic": "r2"}[point.config.task_name]
+    task = point.config.task
+    name = task.main_measure
     evaluation: dict[str, dict[str, Any]] = {
         "validation": {"loss": validation},
-        "held_out": {name: held_out, "feature_accuracy": held_out},
+        task.headline: {name: held_out, "feature_accuracy": held_out},
         "train": {name: 0.9},
     }
     return Trained(

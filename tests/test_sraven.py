@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from hyla.tasks.address import SPLIT_STREAM
 from hyla.tasks.sraven import (
-    ATTEMPTS_STREAM,
     RULES,
     STREAMS,
     Sraven,
@@ -25,6 +24,7 @@ from hyla.tasks.sraven import (
     number_of_combinations,
     split_combinations,
 )
+from hyla.tasks.sraven.config import ATTEMPTS_STREAM
 from hyla.tasks.sraven.solver import solve
 from hyla.tasks.sraven.stats import (
     number_of_instances,
