@@ -48,7 +48,7 @@ def make(
         for module in model.modules():
             if isinstance(module, MultiHeadAttention):
                 module.backend = backend
-    population.rehearse()
+    population.warm_up_kernels()
     population.capture()
     population.advance()
     gradients = population.moments.first.clone()

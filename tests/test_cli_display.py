@@ -10,7 +10,7 @@ import pytest
 from commands import Hyla
 from rich.console import Console
 
-from hyla.cli.display import Lines, LiveDisplay, Standing
+from hyla.cli.display import Lines, LiveDisplay, MemberRanking
 from hyla.train.runs import RunState
 from hyla.train.watch import Progress
 
@@ -40,7 +40,7 @@ def progress(
 
 
 def test_ranks() -> None:
-    standing = Standing()
+    standing = MemberRanking()
     by_loss = standing.ranks(progress(1, [2.0, 1.0, 4.0, 3.0], [None] * 4))
     assert by_loss == {"best": 1, "median": 0, "worst": 2}
     by_measure = standing.ranks(progress(1, [2.0, 1.0, 4.0, 3.0], [0.2, 0.1, 0.4, 0.3]))
@@ -52,7 +52,7 @@ def test_ranks() -> None:
 
 
 def test_diverged_members_are_counted_apart() -> None:
-    standing = Standing()
+    standing = MemberRanking()
     # By an earlier process: no loss while others have one.
     earlier = progress(1, [2.0, None, 1.0], [0.1, None, 0.2])
     assert standing.lost(earlier) == [1]

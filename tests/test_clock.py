@@ -9,7 +9,7 @@ def test_the_rate_is_that_of_the_process_that_trains(monkeypatch: pytest.MonkeyP
     now = [100.0]
     monkeypatch.setattr("hyla.train.clock.time.perf_counter", lambda: now[0])
     clock = Clock()
-    clock.go_on(seconds=2.0, steps=1000)  # on a GPU
+    clock.restore(seconds=2.0, steps=1000)  # on a GPU
     clock.start(1000)
     assert clock.steps_per_second == 0.0
     now[0] += 4.0

@@ -44,7 +44,7 @@ def trained(config: RunConfig, steps: int, device: torch.device) -> Population:
     population = Population(
         config, range(len(config.members)), device, compiled=device.type == "cuda"
     )
-    population.rehearse(["held_out"])
+    population.warm_up_kernels(["held_out"])
     population.capture()
     for _ in range(steps):
         population.advance()
@@ -172,7 +172,7 @@ def loss_curve(precision: str, steps: int, window: int) -> Tensor:
     model = replace(config.model, layers=2, width=64, hidden_size=128)
     config = replace(config, model=model, precision=precision, steps=steps)
     population = Population(config, range(8), torch.device("cuda", 0), compiled=True)
-    population.rehearse()
+    population.warm_up_kernels()
     population.capture()
     logs = []
     for step in range(1, steps + 1):

@@ -53,10 +53,10 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 class Small(Population):
     """Of which no more than two members fit the memory."""
 
-    def rehearse(self, splits: Any = ()) -> None:
+    def warm_up_kernels(self, splits: Any = ()) -> None:
         if len(self.active) > 2:
             raise torch.OutOfMemoryError
-        super().rehearse(splits)
+        super().warm_up_kernels(splits)
 
 
 def test_the_folder_records_how_a_population_was_split(
@@ -101,7 +101,7 @@ def test_on_several_devices_the_largest_part_is_halved(monkeypatch: pytest.Monke
 
 def test_a_member_too_large_for_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Never(Population):
-        def rehearse(self, splits: Any = ()) -> None:
+        def warm_up_kernels(self, splits: Any = ()) -> None:
             raise torch.OutOfMemoryError
 
     monkeypatch.setattr(placement, "Population", Never)

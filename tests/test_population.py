@@ -179,7 +179,7 @@ def test_rehearsing_changes_no_state(task: str) -> None:
     config = tiny_run(task)
     population = trained(config, 3)
     before = {name: tensor.clone() for name, tensor in population.state().items()}
-    population.rehearse(["train", "held_out"])
+    population.warm_up_kernels(["train", "held_out"])
     for name, tensor in population.state().items():
         assert tensor.equal(before[name]), name
     population.advance()

@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-class Standing:
+class MemberRanking:
     """Keeps track of the best, median and worst member and of diverged ones."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Lines(Watcher):
     def __init__(
         self, stream: TextIO, clock: Callable[[], float] = time.monotonic, name: str = ""
     ) -> None:
-        self.stream, self.clock, self.standing = stream, clock, Standing()
+        self.stream, self.clock, self.standing = stream, clock, MemberRanking()
         self.start = f"{name}: " if name else ""
         self.last = -float("inf")
         self.measures: tuple[float | None, ...] = ()
@@ -134,7 +134,7 @@ class LiveDisplay(Watcher):
     """Shows a progress bar and a small table in place; messages scroll above."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.standing = console, Standing()
+        self.console, self.standing = console, MemberRanking()
         self.live: Live | None = None
 
     def say(self, text: str) -> None:

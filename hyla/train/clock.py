@@ -12,7 +12,7 @@ class Clock:
         self.since = self.latest = 0.0
         self.earlier_seconds, self.earlier_steps = 0.0, 0
 
-    def go_on(self, seconds: float, steps: int) -> None:
+    def restore(self, seconds: float, steps: int) -> None:
         """Add time and steps of earlier processes, possibly on another device."""
         self.seconds = self.earlier_seconds = seconds
         self.steps = self.earlier_steps = steps

@@ -43,7 +43,7 @@ def train(
     recorded = read_config(path)[1] if (path / CONFIG).exists() else {}
     placed = choose_placement(config, device, compiled, members_at_once, recorded)
     with RunFolder.open(path, config.to_dict(), environment(placed)) as folder:
-        everyone = _Everyone(watchers, folder)
+        everyone = WatcherGroup(watchers, folder)
         run = Run(config, folder, everyone, stop_at or config.steps)
         run.step = done = folder.resumed.step if folder.resumed else 0
         summary = folder.summary or {}
@@ -68,7 +68,7 @@ def train(
         return run.train(checkpoint_seconds, deadline)
 
 
-class _Everyone(Watcher):
+class WatcherGroup(Watcher):
     """Forwards everything to all watchers; one that fails is removed."""
 
     def __init__(self, watchers: Sequence[Watcher], folder: RunFolder) -> None:

@@ -18,7 +18,7 @@ from hyla.attention.kernels.choice import choose
 from hyla.attention.variants import find_kind
 from hyla.errors import bad_value
 from hyla.train.config import RunConfig
-from hyla.train.population import HALVES, Population, rounds_products
+from hyla.train.population import AUTOCAST_DTYPES, Population, rounds_products
 
 # On a CPU, compiling takes a minute or more and makes a step 1.1 to 1.7 times as fast.
 WORTH_COMPILING = 600.0  # compile runs that would take longer than this uncompiled, in seconds
@@ -93,7 +93,7 @@ def attention_of(config: RunConfig, device: torch.device) -> str:
     """Return the attention backend that a training step uses on a device."""
     model = config.model
     shape = (config.batch, config.task.tokens, model.heads, model.head_size)
-    half = HALVES.get(config.precision)
+    half = AUTOCAST_DTYPES.get(config.precision)
     rounds = rounds_products(config.precision, device)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     q = torch.empty(shape, dtype=dtype if half is None or rounds else half, device=device)
@@ -151,9 +151,9 @@ def _worth_compiling(config: RunConfig, members_at_once: int) -> bool:
     if config.precision == "fp16":  # so slow on a CPU that even the trial takes too long
         return False
     trial = Population(config, range(members_at_once), torch.device("cpu"), compiled=False)
-    trial.rehearse()
+    trial.warm_up_kernels()
     start = time.perf_counter()
-    trial.rehearse()
+    trial.warm_up_kernels()
     seconds = time.perf_counter() - start
     return seconds * config.steps * len(config.members) / members_at_once > WORTH_COMPILING
 
@@ -196,7 +196,7 @@ def _prepared(config: RunConfig, placement: Placement) -> list[Population]:
     # All rehearsals before all captures: a captured CUDA graph keeps its memory.
     with _no_limit_to_recompilation() if placement.compiled else nullcontext():
         for population in populations:
-            population.rehearse(config.splits)
+            population.warm_up_kernels(config.splits)
     if any(population.device.type == "cuda" for population in populations):
         # A capture can neither reuse nor free the memory that rehearsals cached.
         gc.collect()

@@ -34,7 +34,7 @@ COMPILER_OPTIONS: dict[str, Any] = {"comprehensive_padding": False}
 ROW_MULTIPLE = 16  # numbers of 32 bits in the widest vector register of a CPU
 DROPOUT_STREAM = 254  # of random numbers; those of the data have others
 LARGE = 2**17  # numbers in the tokens of a batch, above which a core's cache is for one member
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What the loss is multiplied by, so that gradients in fp16 are neither infinite nor rounded to 0:
 # at most so much; halved when one is infinite, and doubled again every so many steps.
 LARGEST_SCALE, DOUBLED_EVERY = 1024.0, 1000
@@ -46,8 +46,8 @@ Result = TypeVar("Result")
 class Population:
     """The members `which` of a run, stacked along the population axis.
 
-    `advance` trains one step: data, forward, backward, optimiser. On CUDA, after `rehearse` and
-    `capture`, it replays a graph and never waits for the device. On a CPU large members take turns
+    `advance` trains one step: data, forward, backward, optimiser. On CUDA, after
+    `warm_up_kernels` and `capture`, it replays a graph and never waits for the device. On a CPU large members take turns
     within a step, so that what one of them needs stays in the cache. All state is in tensors that
     change in place; `state` gives them by name, the members along the first axis, and `load` sets
     them.
@@ -95,10 +95,10 @@ class Population:
         self._learn = self._compile(self._update)
         # On a GPU a hundred launches; on a CPU a compiled one would gain nothing.
         self._draw = self._compile(self._factors) if device.type == "cuda" else self._factors
-        self._step = Replayed(self._one_step, device)
-        self._evaluations: dict[str, Replayed] = {}
+        self._step = CapturedCall(self._one_step, device)
+        self._evaluations: dict[str, CapturedCall] = {}
 
-    def rehearse(self, splits: Sequence[str] = ()) -> None:
+    def warm_up_kernels(self, splits: Sequence[str] = ()) -> None:
         """Compiles the step and the evaluation of some splits by running them.
 
         All members are frozen meanwhile, which leaves the state as it is.
@@ -107,9 +107,11 @@ class Population:
         self.active.fill_(False)
         self._set_instances(0, "train")
         for split in splits:
-            self._evaluations[split] = Replayed(partial(self._evaluate_batch, split), self.device)
+            self._evaluations[split] = CapturedCall(
+                partial(self._evaluate_batch, split), self.device
+            )
         for function in (self._step, *self._evaluations.values()):
-            function.rehearse()
+            function.warm_up_kernels()
         for name, tensor in self._counters().items():
             tensor.copy_(kept[name])
 
@@ -222,13 +224,13 @@ class Population:
         return torch.autograd.grad((loss_M * scale_M).sum(), list(model.parameters()))
 
     def _loss_of(self, index_B: Tensor, factors: Tensor | None) -> Tensor:
-        with self._autocast(HALVES.get(self.config.precision)):
+        with self._autocast(AUTOCAST_DTYPES.get(self.config.precision)):
             batch = self.task.batch("train", index_B)
             return self.task.loss(self.task.outputs(predict(self.model, factors), batch), batch)
 
     def _loss_of_one(self, batch: Any, factors: Tensor | None) -> Tensor:
         assert self.alone is not None
-        with self._autocast(HALVES.get(self.config.precision)):
+        with self._autocast(AUTOCAST_DTYPES.get(self.config.precision)):
             return self.task.loss(self.task.outputs(predict(self.alone, factors), batch), batch)
 
     def _autocast(self, half: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -245,7 +247,7 @@ class Population:
     def _update(
         self, loss_M: Tensor, gradients: Sequence[Tensor], sizes: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        gradients_MP = rows(gradients) / self.scale.unsqueeze(-1)
+        gradients_MP = flatten_per_member(gradients) / self.scale.unsqueeze(-1)
         norm_M = torch.linalg.vector_norm(gradients_MP, dim=1)
         known_M = self.active & loss_M.isfinite()
         learns_M = known_M & norm_M.isfinite()
@@ -264,7 +266,7 @@ class Population:
 
     @torch.no_grad()
     def _evaluate_batch(self, split: str) -> None:
-        half = HALVES.get(self.config.precision)
+        half = AUTOCAST_DTYPES.get(self.config.precision)
         # In fp16 a number that is too large would be a member that has diverged: rather in tf32.
         with (
             arithmetic(self.config.precision, self.device),
@@ -300,14 +302,14 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class Replayed:
+class CapturedCall:
     """A function that changes tensors in place; on CUDA, once captured, a graph that repeats it."""
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
         self.function, self.device = function, device
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def rehearse(self) -> None:
+    def warm_up_kernels(self) -> None:
         """Runs the function, beside the default stream as a capture wants it."""
         if self.device.type != "cuda":
             self.function()
@@ -351,7 +353,7 @@ def flat_population(
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     population = stack([models[seed] for seed in seeds]).to(device, dtype)
     named = dict(population.named_parameters())
-    matrix_MP = rows([parameter.detach() for parameter in named.values()])
+    matrix_MP = flatten_per_member([parameter.detach() for parameter in named.values()])
     start = 0
     for name, parameter in named.items():
         end = start + parameter[0].numel()
@@ -367,7 +369,7 @@ def _part(batch: Any, member: int) -> Any:
     return replace(batch, **{name: x[member : member + 1] for name, x in tensors.items()})
 
 
-def rows(parts: Sequence[Tensor]) -> Tensor:
+def flatten_per_member(parts: Sequence[Tensor]) -> Tensor:
     """Tensors `[M, ...]` side by side, each member a row of a matrix.
 
     The rows are padded with zeros to a multiple of `ROW_MULTIPLE`. Then no row lies differently
@@ -384,7 +386,7 @@ def _decay_mask(population: Transformer, head_biases: bool) -> Tensor:
         torch.full_like(parameter[:1], float(name in decayed), requires_grad=False)
         for name, parameter in population.named_parameters()
     ]
-    return rows(parts)[0]
+    return flatten_per_member(parts)[0]
 
 
 def preferred_precision(config: RunConfig, device: torch.device) -> str:

@@ -64,7 +64,7 @@ class Run:
         self.losses: list[float | None] = [None] * members
         self.measures: list[float | None] = [None] * members
         self.diverged_at: list[int | None] = [None] * members
-        self.told: set[int] = set()  # members whose divergence has been recorded
+        self.divergence_recorded: set[int] = set()  # members whose divergence has been recorded
         headline = config.task.headline
         self.shown_split = headline if headline in config.splits else config.splits[0]
 
@@ -72,8 +72,8 @@ class Run:
         """Train up to `stop_at`; raise `TimeUp` after the deadline."""
         every, saved = self.config.evaluate_every, time.monotonic()
         with deferred_signals() as signals:
-            self.go_on()
-            while self.step < self.stop_at and len(self.told) < len(self.losses):
+            self.resume_timer()
+            while self.step < self.stop_at and len(self.divergence_recorded) < len(self.losses):
                 for population in self.populations:
                     population.advance()
                 self.step += 1
@@ -89,12 +89,12 @@ class Run:
                         if not self.config.task.splits[name].selects
                     ]
                     self.evaluate(splits, self.config.interim_instances)
-                    self.go_on()
+                    self.resume_timer()
                 now = time.monotonic()
                 late = deadline is not None and now > deadline and self.step < self.stop_at
                 if signals or late or now - saved > checkpoint_seconds:
                     self.save()
-                    self.go_on()
+                    self.resume_timer()
                     saved = time.monotonic()
                 if signals:
                     self.end(signals[0])
@@ -149,8 +149,8 @@ class Run:
                 loss = {"step": step, "member": member, "loss": loss_sum / steps}
                 scales = {"scale": scale} if self.config.scales_loss else {}
                 records.append(without_nan(loss | norms | scales))
-            elif member not in self.told:
-                self.told.add(member)
+            elif member not in self.divergence_recorded:
+                self.divergence_recorded.add(member)
                 self.mark(member, int(diverged_at))
                 records.append({"step": int(diverged_at), "member": member, "diverged": True})
                 self.watcher.say(f"member {member} diverged at step {int(diverged_at)}: frozen")
@@ -198,7 +198,7 @@ class Run:
                 self.mark(member, step)
         self.report(doing)
 
-    def go_on(self) -> None:
+    def resume_timer(self) -> None:
         """Start the clock."""
         self.clock.start(self.step)
         self.report("training")
@@ -213,7 +213,11 @@ class Run:
             name: first if first.ndim == 0 else torch.cat([state[name].cpu() for state in states])
             for name, first in states[0].items()
         }
-        shown = {"losses": self.losses, "measures": self.measures, "told": sorted(self.told)}
+        shown = {
+            "losses": self.losses,
+            "measures": self.measures,
+            "told": sorted(self.divergence_recorded),
+        }
         metadata = shown | {"seconds": self.clock.seconds, "steps_timed": self.clock.steps}
         self.folder.save_checkpoint(self.step, tensors, metadata)
         self.saved_step = self.step
@@ -231,8 +235,8 @@ class Run:
             )
             start = rows.stop
         self.losses, self.measures = checkpoint.metadata["losses"], checkpoint.metadata["measures"]
-        self.clock.go_on(checkpoint.metadata["seconds"], checkpoint.metadata["steps_timed"])
-        self.told = set(checkpoint.metadata["told"])
+        self.clock.restore(checkpoint.metadata["seconds"], checkpoint.metadata["steps_timed"])
+        self.divergence_recorded = set(checkpoint.metadata["told"])
 
     def end(self, number: int | None) -> None:
         """Raise what the signal would have raised without `deferred_signals`, or `TimeUp`."""
@@ -258,7 +262,9 @@ class Run:
             if record["loss"] is None:  # the member diverged in its last update
                 self.mark(record["member"], self.step)
         state = "finished" if self.step == self.config.steps else "stopped"
-        recorded = len(self.told) == len(self.losses)  # else the resumed run must record it
+        recorded = len(self.divergence_recorded) == len(
+            self.losses
+        )  # else the resumed run must record it
         if None not in self.diverged_at and (recorded or state == "finished"):
             state = "diverged"
         members = []
