@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyla.experiments.rows import all_rows, points_of, rows_as_published
+from hyla.experiments.rows import all_rows, points_of, presets_of, rows_as_published
 from hyla.experiments.spec import Experiment, Point, Row
 from hyla.files import new_file, to_json
 from hyla.records import SCHEMA, append_records, plain
 from hyla.statistics import Sample
-from hyla.tasks.base import AS_DESCRIBED, task_class
-from hyla.tasks.published import AS_PUBLISHED
+from hyla.tasks.base import task_class
 from hyla.train.store import ANALYSES, TRAININGS, Analysed, Store, Trained, with_curves
 from hyla.train.training import Training, describe_task, digest
 
@@ -34,7 +33,7 @@ def publish(
     points = [
         point
         for one in experiments
-        for preset in (AS_DESCRIBED, AS_PUBLISHED)
+        for preset in presets_of(one)
         for point in points_of(one, only, preset=preset)
     ]
     trained = _trained_of(points, local)

@@ -18,7 +18,7 @@ MEASURE = RecallConfig().splits[RecallConfig.headline].title
 def run(kind: str, width: int, pairs: int) -> RunConfig:
     """Return the training of one model, on instances that all have as many pairs."""
     task = RecallConfig(vocabulary=64, pairs=pairs, least_pairs=pairs, length=64)
-    config = task_run(task, grid([0], [1e-3, 3e-3], [0.1], [100]), steps=2000)
+    config = task_run(task, grid([0], [3e-3], [0.1], [100]), steps=2000)
     model = replace(
         config.model, kind=kind, width=width, head_size=width // 8, hidden_size=2 * width,
         positions="t5", buckets=task.length,

@@ -274,6 +274,8 @@ def rows_as_published(
 ) -> list[Row]:
     """Make rows of trainings as published: without a grid, of the setting chosen as described."""
     found: list[Row] = []
+    if AS_PUBLISHED not in presets_of(experiment):
+        return found
     pairs = zip(
         points_of(experiment, only), points_of(experiment, only, preset=AS_PUBLISHED), strict=True
     )
@@ -285,6 +287,13 @@ def rows_as_published(
             plan = replace(plan, setting=chosen[0])
         found += (row for row in rows(point, plan, store) if row.trainings)
     return found
+
+
+def presets_of(experiment: Experiment) -> list[str]:
+    """Return the presets that all trainings of an experiment have."""
+    configs = [point.config for point in experiment.points() if point.config is not None]
+    first = configs[0].task.presets if configs else (AS_DESCRIBED,)
+    return [name for name in first if all(name in one.task.presets for one in configs)]
 
 
 def points_of(
@@ -319,6 +328,8 @@ def _prepared(point: Point, tiny: bool, preset: str) -> Point:
     if config is not None:
         task = config.task
         config = replace(config, splits=(*config.splits, task.selecting_split))
+        if preset not in task.presets:
+            raise unknown_name("preset", preset, task.presets)
         config = task.presets[preset](config)
         config = _tiny(config) if tiny else config
     return replace(point, config=config, analyses=analyses, preset=preset)

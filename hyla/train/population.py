@@ -47,10 +47,10 @@ class Population:
     """The members `which` of a run, stacked along the population axis.
 
     `advance` trains one step: data, forward, backward, optimiser. On CUDA, after
-    `warm_up_kernels` and `capture`, it replays a graph and never waits for the device. On a CPU large members take turns
-    within a step, so that what one of them needs stays in the cache. All state is in tensors that
-    change in place; `state` gives them by name, the members along the first axis, and `load` sets
-    them.
+    `warm_up_kernels` and `capture`, it replays a graph and never waits for the device. On a CPU
+    large members take turns within a step, so that what one of them needs stays in the cache. All
+    state is in tensors that change in place; `state` gives them by name, the members along the
+    first axis, and `load` sets them.
     """
 
     def __init__(
