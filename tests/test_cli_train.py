@@ -173,7 +173,7 @@ def test_a_dry_run_is_readable_and_can_be_read_back(hyla: Hyla, tmp_path: Path) 
         ("sraven --layers", "--layers: expected a value, got nothing"),
         ("sraven --layers 3 4", "4: belongs to no option"),
         ("sravn", "command: unknown name 'sravn'. Did you mean 'sraven'"),
-        ("", "command: expected one of fuzzy, sraven, recall, got nothing"),
+        ("", "command: expected one of fuzzy, sraven, recall"),
         ("sraven --kind hila", "kind: unknown name 'hila'. Did you mean 'hyla'"),
         ("sraven --positions t6", "positions: unknown name 't6'. Did you mean 't5'"),
         ("sraven --precision fp61", "precision: unknown name 'fp61'"),

@@ -29,7 +29,7 @@ def run(kind: str, width: int, pairs: int) -> RunConfig:
 RECALL = Experiment(
     name="recall",
     title="Associative recall",
-    where="nothing; the paper's reason for its results on language",
+    where="nothing; beside figure 6",
     question="Does the nonlinear value network help where linear attention cannot recall?",
     points=lambda: [
         Point({"kind": kind, "width": width, "pairs": pairs}, run(kind, width, pairs))
