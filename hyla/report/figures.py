@@ -49,7 +49,7 @@ CONTROL = ", labels shuffled"
 SHORT = 20  # letters of a label beside others
 MOST_BARS, MOST_TICKS = 18, 40  # of a panel of the usual width
 WIDE = 11.0  # of a panel with more bars, in inches
-MOST_CLASSES, MOST_POINTS, MOST_MAPS = 16, 400, 12  # of codes
+MOST_CLASSES, MOST_POINTS, MOST_MAPS = 16, 400, 9  # of codes
 PALE: dict[str, Any] = {"alpha": 0.35, "hatch": "///"}
 DOT: dict[str, Any] = {"s": 7, "linewidths": 0, "rasterized": True}
 
