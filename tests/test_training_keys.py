@@ -12,7 +12,7 @@ import pytest
 from hyla.attention.variants import KINDS
 from hyla.experiments.paper.runs import fuzzy_logic_run, sraven_run
 from hyla.model import ModelConfig
-from hyla.tasks.fuzzy_logic import FuzzyLogicConfig
+from hyla.tasks.base import task_class
 from hyla.tasks.sraven import SravenConfig
 from hyla.train import Member
 from hyla.train import training as module
@@ -20,7 +20,6 @@ from hyla.train.store import Store, Trained
 from hyla.train.training import INTRODUCED, Training, digest
 
 ROOT = Path(__file__).parents[1]
-TASKS = {"sraven": SravenConfig, "fuzzy_logic": FuzzyLogicConfig}
 HYLA = Training.of(sraven_run((Member(),)), Member())
 
 
@@ -30,7 +29,7 @@ def published() -> tuple[Trained, ...]:
 
 def rebuilt(description: dict[str, Any], model: type[ModelConfig] = ModelConfig) -> Training:
     """The training that a description is of."""
-    task = TASKS[description["task"]]
+    task = task_class(description["task"])
     name = task.task_name
     values = {f"{name}.{field}": value for field, value in task.introduced.items()}
     values |= INTRODUCED | description
