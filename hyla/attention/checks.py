@@ -234,7 +234,7 @@ def _compiled(subject: _Subject) -> str | None:
 
     eager = subject.layer()
     x = torch.randn(B, K, 11, dtype=torch.float64)
-    # Every kind compiles the same layer anew, which PyTorch would give up after 8 times.
+    # PyTorch stops recompiling the same code after 8 kinds.
     many = {"recompile_limit": sys.maxsize, "accumulated_recompile_limit": sys.maxsize}
     with config.patch(many):
         compiled = torch.compile(eager, fullgraph=True, backend="eager")

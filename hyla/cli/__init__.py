@@ -39,7 +39,7 @@ TRAIN = "Train a population of models, into a run folder."
 
 
 def app_for(arguments: Sequence[str]) -> SubcommandApp:
-    """Make the command line; only the module of the command that is asked for is imported."""
+    """Build the command line, importing only the module of the requested command."""
     app = SubcommandApp()
     asked = arguments[0] if arguments else ""
     for name, (module, text) in base.COMMANDS.items():
@@ -80,7 +80,7 @@ def _fail(message: str, code: int) -> SystemExit:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command of the command line; what is wrong with it is told in one line."""
+    """Run a command; errors are printed in one line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments

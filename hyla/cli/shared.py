@@ -25,7 +25,7 @@ Command = Callable[Arguments, None]
 def command(app: SubcommandApp, name: str) -> Callable[[Command[Arguments]], Command[Arguments]]:
     """Registers a function so that parsing gives what is to be called, instead of calling it.
 
-    What the parser prints can then be told from what the command prints.
+    This separates the output of the parser from that of the command.
     """
 
     def register(function: Command[Arguments]) -> Command[Arguments]:
@@ -40,7 +40,7 @@ def command(app: SubcommandApp, name: str) -> Callable[[Command[Arguments]], Com
 
 
 def stub(text: str) -> Callable[[], None]:
-    """Stand for a command that is not asked for, so that its module need not be imported."""
+    """Return a placeholder for a command whose module need not be imported."""
 
     def command_of_another_line() -> None: ...
 

@@ -55,5 +55,5 @@ RECALL = Experiment(
     tiny={"width": WIDTHS[:1], "pairs": PAIRS[:1]},
     is_demo=True,
     note="Two layers, 8 heads, vocabulary 64, length 64, 2000 steps of 64 sequences. Every key is "
-    "asked for once; distances follow a power law.",
+    "queried once; distances follow a power law.",
 )

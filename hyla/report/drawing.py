@@ -16,7 +16,7 @@ from PIL import Image
 from hyla.attention.variants import KINDS
 from hyla.tasks.base import NAMED_VALUES
 
-# After Okabe and Ito (2008), told apart by the colour-blind, on white and on black.
+# After Okabe and Ito (2008): colour-blind safe, on white and on black.
 PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#B5598F", "#A67C00", "#3D9BD1", "#8A6FD1", "#7A8088",
 )  # fmt: skip

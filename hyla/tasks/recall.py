@@ -118,7 +118,7 @@ class RecallConfig(TaskConfig):
 class RecallBatch:
     """Instances with their ground truth; pairs that an instance does not have are not counted.
 
-    tokens: `[B, length]`. at: where each key is asked for again, `[B, P]`. targets: its value,
+    tokens: `[B, length]`. at: positions of the queries, `[B, P]`. targets: their values,
     `[B, P]`. counted: whether the instance has this pair, `[B, P]`. gaps: from the key to its
     query, in tokens, `[B, P]`. level: the number of pairs as an index of `levels`, `[B]`.
     """

@@ -122,7 +122,7 @@ def choose_placement(
     members_at_once: int | None,
     recorded: dict[str, Any],
 ) -> Placement:
-    """Choose what was asked for, else what the run folder records, else the best here."""
+    """Choose what was requested, else what the run folder records, else the best here."""
     devices, members = find_devices(device, config.precision), len(config.members)
     on_gpu = devices[0].type == "cuda"
     same_devices = recorded.get("devices") == [str(device) for device in devices]

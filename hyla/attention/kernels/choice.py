@@ -29,7 +29,7 @@ def choose(
     biased: bool,
     factored: bool = False,
 ) -> str:
-    """The backend for these tensors: the one that is asked for, or the fastest that can do it.
+    """Return the backend for these tensors: the requested one, or the fastest that supports them.
 
     Asking for one that cannot do it is an error that says why. biased: there is a bias or a mask.
     factored: there are factors of the code.

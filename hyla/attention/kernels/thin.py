@@ -1,6 +1,6 @@
 """Kernels for short sequences with thin heads, in CUDA through PyTorch's run-time compiler.
 
-The design is told in thin.cu: it needs to say which numbers share a thread, as Triton cannot.
+See thin.cu for the design. CUDA, because Triton cannot control which numbers share a thread.
 Shapes: as in `hyla.attention.kernels`.
 """
 

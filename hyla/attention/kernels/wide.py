@@ -1,6 +1,6 @@
 """Kernels for long sequences with wide heads, on the tensor cores, in CUDA.
 
-The design is told in wide.cu. Shapes: as in `hyla.attention.kernels`.
+See wide.cu for the design. Shapes: as in `hyla.attention.kernels`.
 """
 
 from collections.abc import Callable

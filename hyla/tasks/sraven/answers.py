@@ -1,4 +1,4 @@
-"""What a model's answers to SRAVEN show: are signs told apart, and which rows are looked at?
+"""Does a model distinguish addition from subtraction, and which complete rows does it use?
 
 Shapes: B instances, K features.
 """

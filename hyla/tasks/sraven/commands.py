@@ -210,7 +210,7 @@ def sraven_export(
         instances: How many instances.
         start: Number of the first instance.
         prior: The split whose rules the probabilities take to be possible; by default the same. A
-            model that is not told the held-out combinations has all of them to reckon with.
+            model that does not know the held-out combinations must consider all of them.
         unambiguous: Write only instances that have one consistent answer.
         overwrite: Replace the file if it exists.
         json: Print JSON only.

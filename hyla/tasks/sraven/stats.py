@@ -123,7 +123,7 @@ def number_of_laid_out_tasks(features: int) -> int:
 
 
 def number_of_instances(features: int, values: int) -> int:
-    """Layouts with all choices of symbols: what the generator can draw, told apart by its rules.
+    """Layouts with all choices of symbols: what the generator can draw, with its rules.
 
     A row has F choices under constant and progression, F^2 under addition and subtraction; all
     three rows together have C(F, 3) 6^3 under distribute three.
